@@ -1,0 +1,72 @@
+# Everything starts with `make setup`; `make help` lists the rest.
+# Another Python for the virtual environment: make setup PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# MiB that PySpark, Kafka and what pip keeps take on the disk.
+ROOM_MIB := 2000
+
+# One sentence that says what to do, instead of a stack trace.
+DIE := die() { echo "setup: $$1" >&2; exit 1; };
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up test check lint types fast bench clean
+MAKEFLAGS += --no-print-directory
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(INSTALLED) ## virtual environment, packages and jars; a second when nothing changed
+	@$(BIN)/python -m duetime.local.jars
+
+demo: setup ## a local Kafka, 1,000 delayed messages, and how punctual they were
+	@$(BIN)/duetime demo
+
+up: setup ## a local Kafka and the pipeline, until Ctrl-C
+	@$(BIN)/duetime up
+
+test: setup ## every test
+	@$(BIN)/pytest
+
+check: lint types fast ## what needs no broker: lint, types, fast tests
+
+lint: setup
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+types: setup
+	@$(BIN)/mypy
+
+fast: setup
+	@$(BIN)/pytest -m "not system"
+
+bench: setup ## the measured figures of the README, one JSON line each
+	@$(BIN)/duetime bench lateness --rate 10000 --seconds 60 --delay 5s..30s --json
+	@$(BIN)/duetime bench lateness --rate 1000 --seconds 60 --delay 5s..30s --json
+	@$(BIN)/duetime bench lateness --rate 2000 --seconds 60 --delay 0.05s..2s --json
+	@$(BIN)/duetime bench catchup --messages 1000000 --json
+	@$(BIN)/duetime bench intake --messages 1000000 --json
+	@$(BIN)/duetime bench wheel --years 5 --json
+
+clean: ## remove what setup and the tools made here (the jars stay in the user's cache)
+	@rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A changed pyproject.toml is installed into the environment that is there already.
+$(INSTALLED): pyproject.toml
+	@$(DIE) java=$${JAVA_HOME:+$$JAVA_HOME/bin/}java; command -v "$$java" >/dev/null || \
+	    die "Java is missing: install Java 17 or newer, or set JAVA_HOME to where it is"
+	@$(DIE) python=$(BIN)/python; [ -x $$python ] || python="$(PYTHON)"; \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	    die "$$python is missing or older than 3.11: install Python 3.11 or newer, or name it with PYTHON=..."
+	@$(DIE) [ "$$(df -Pm . | awk 'NR == 2 { print $$4 }')" -ge $(ROOM_MIB) ] || \
+	    die "less than $(ROOM_MIB) MiB are free on this disk: make room for PySpark and Kafka"
+	@$(DIE) [ -x $(BIN)/pip ] || "$(PYTHON)" -m venv --clear $(VENV) >/dev/null 2>&1 || { \
+	    rm -rf $(VENV); die "$(PYTHON) has no venv module: install it (Debian: apt install python3-venv)"; }
+	@echo "installing packages into $(VENV) (minutes, the first time) ..."
+	@$(DIE) $(BIN)/pip install --quiet -e '.[dev]' 2>$(VENV)/install.log || \
+	    die "packages could not be installed (pip's words: $(VENV)/install.log): check the network and try again"
+	@touch $@

@@ -1,0 +1,85 @@
+"""What can go wrong, as one tree.
+
+    DuetimeError
+    ├── SetupError          this machine lacks something (Java, jars, a port, room on the disk)
+    ├── ConfigError         a setting, or a topic's setting, would lose messages or cannot work
+    ├── KafkaError          the cluster does not answer, or refuses
+    ├── UnknownMessage      nothing that waits has this id
+    ├── TooLate             the message is delivered, or about to be
+    └── InvalidMessage      this message or time cannot be taken; `reason` says why
+
+Every error has a fixed `reason`, the same word in the rejected record's header, on the command
+line and in metrics, and a `detail`: one sentence that says what is wrong and what to do next.
+"""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a record was refused: the value of its `due-error` header."""
+
+    NOT_JSON = "not-json"
+    NO_VALUE = "no-value"
+    BAD_HEADERS = "bad-headers"
+    NO_TOPIC = "no-topic"
+    BAD_TOPIC = "bad-topic"
+    INTERNAL_TOPIC = "internal-topic"
+    BAD_PARTITION = "bad-partition"
+    UNKNOWN_CLUSTER = "unknown-cluster"
+    NO_DUE_TIME = "no-due-time"
+    TWO_DUE_TIMES = "two-due-times"
+    BAD_DUE_TIME = "bad-due-time"
+    BEYOND_WHEEL = "beyond-wheel"
+    BAD_ID = "bad-id"
+    BAD_OPERATION = "bad-operation"
+    TOO_LARGE = "too-large"
+    TOO_LATE = "too-late"
+    UNREADABLE = "unreadable"
+
+
+class DuetimeError(Exception):
+    """The root: `str(error)` is a sentence for a person, `error.reason` a word for a program."""
+
+    reason = "error"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+class SetupError(DuetimeError):
+    """This machine lacks something that duetime needs."""
+
+    reason = "setup"
+
+
+class ConfigError(DuetimeError):
+    """A setting, or a topic's setting, would lose messages or cannot work."""
+
+    reason = "config"
+
+
+class KafkaError(DuetimeError):
+    """The cluster does not answer, or refuses what was asked."""
+
+    reason = "kafka"
+
+
+class UnknownMessage(DuetimeError):
+    """Nothing that waits has this id."""
+
+    reason = "unknown-message"
+
+
+class TooLate(DuetimeError):
+    """The message is delivered already, or about to be."""
+
+    reason = Reason.TOO_LATE
+
+
+class InvalidMessage(DuetimeError, ValueError):
+    """This message, id or time cannot be taken."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
