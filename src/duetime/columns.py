@@ -1,0 +1,156 @@
+"""The wheel's and the ladder's arithmetic, and records' shapes, as Spark columns.
+
+Whatever `wheel` and `ladder` compute in Python is computed here for every row inside the JVM; a
+property test holds the two equal.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from duetime.ladder import Ladder
+from duetime.message import UNDELIVERED_HEADERS, WAITING_HEADERS
+from duetime.wheel import Wheel
+
+#: A Kafka record's headers, as Spark's connector gives and takes them.
+HEADERS_TYPE = "array<struct<key:string,value:binary>>"
+
+
+_ahead_ms: ContextVar[int] = ContextVar("ahead_ms", default=0)
+
+
+@contextmanager
+def clock_ahead(ms: int) -> Iterator[None]:
+    """Simulated time: columns that are *built* in this block read a clock so many ms ahead."""
+    token = _ahead_ms.set(ms)
+    try:
+        yield
+    finally:
+        _ahead_ms.reset(token)
+
+
+#: What a header adds to a record besides its name and value: two lengths, of 4 bytes at most each.
+#: Without it, a million empty headers would count as nothing, and be too large for the sink.
+HEADER_FRAME_BYTES = 8
+
+
+def now_ms() -> Column:
+    """The clock of the JVM, read for each row. Where a row runs: on an executor."""
+    clock = F.expr("bigint(java_method('java.lang.System', 'currentTimeMillis'))")
+    return clock + _ahead_ms.get() if _ahead_ms.get() else clock
+
+
+def slept_until(instant_ms: Column, now: Column) -> Column:
+    """True, once it is `instant_ms`.
+
+    Use it as a filter: a column that nothing reads is optimised away, and the wait with it. The
+    clock is cut to whole ms, so sleeping the difference never ends early.
+    """
+    pause = F.call_function(
+        "java_method", F.lit("java.lang.Thread"), F.lit("sleep"), instant_ms - now
+    )
+    # Thread.sleep returns nothing, which java_method gives as the text "null".
+    return F.when(instant_ms <= now, True).otherwise(pause.isNotNull())
+
+
+def header(name: str, value: Column) -> Column:
+    """One header, its value as text (null stays null)."""
+    return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
+
+
+def header_map(headers: Column) -> Column:
+    """Headers as map<string,binary>; the last of a name counts, as in Kafka's own lastHeader.
+
+    One pass in compiled code. A lambda over the array (filter, transform) is interpreted, and costs
+    ten times as much. Needs spark.sql.mapKeyDedupPolicy=LAST_WIN.
+    """
+    return F.map_from_entries(headers)
+
+
+def header_text(by_name: Column, name: str) -> Column:
+    """A header of a `header_map` as text; null where there is none."""
+    return by_name[name].cast("string")
+
+
+def waiting_text(headers: Column, name: str) -> Column:
+    """One of the WAITING_HEADERS as text, by position; null in a record of another shape."""
+    position = WAITING_HEADERS.index(name)
+    at = F.get(headers, F.lit(position))
+    return F.when(at["key"] == name, at["value"].cast("string"))
+
+
+def waiting_headers(values: Mapping[str, Column], sender: Column) -> Column:
+    """The headers of a record that waits: WAITING_HEADERS, then the sender's own."""
+    own = F.array(*(header(name, values[name]) for name in WAITING_HEADERS))
+    return F.concat(own, sender)
+
+
+def delivered_headers(headers: Column) -> Column:
+    """The headers of a delivered record, from those of a waiting one."""
+    return F.slice(headers, UNDELIVERED_HEADERS + 1, F.size(headers))
+
+
+def message_id(due_ms: Column, unique: Column) -> Column:
+    """`<due as 12 hex digits>-<unique part>`, for 0 <= due < 2**48."""
+    return F.concat(F.lower(F.lpad(F.hex(due_ms), 12, "0")), F.lit("-"), unique)
+
+
+def slot_number(wheel: Wheel, level: int, instant_ms: Column) -> Column:
+    """`Wheel.number` as a column, for instants of 0 or more."""
+    return F.call_function("div", instant_ms, F.lit(wheel.width_ms(level)).cast("bigint"))
+
+
+def wheel_level(wheel: Wheel, due_ms: Column, now: Column) -> Column:
+    """`Wheel.place(...).level` as a column; null where no level reaches the due time."""
+    chosen = F.lit(None).cast("int")
+    for level in reversed(range(wheel.levels)):
+        ahead = slot_number(wheel, level, due_ms) - slot_number(wheel, level, now)
+        chosen = F.when(ahead < wheel.reach(level), F.lit(level)).otherwise(chosen)
+    return chosen
+
+
+def wheel_partition(wheel: Wheel, level: Column, due_ms: Column) -> Column:
+    """`Wheel.partition` of the slot of this level that holds the due time."""
+    chosen = F.lit(None).cast("int")
+    for each in range(wheel.levels):
+        partition = (slot_number(wheel, each, due_ms) % wheel.ring).cast("int")
+        chosen = F.when(level == each, partition).otherwise(chosen)
+    return chosen
+
+
+def lane(ladder: Ladder, remaining_ms: Column) -> Column:
+    """`Ladder.lane` as a column; null where even the shortest lane waits too long."""
+    chosen = F.lit(None).cast("int")
+    for rung in range(ladder.rungs):
+        step = ladder.step_ms(rung)
+        multiple = F.least(F.floor(remaining_ms / step), F.lit(ladder.base - 1)).cast("int")
+        number = multiple + (rung * (ladder.base - 1) - 1)
+        chosen = F.when(remaining_ms >= step, number).otherwise(chosen)
+    return chosen
+
+
+def lane_wait_ms(ladder: Ladder, lane_number: Column) -> Column:
+    """`Ladder.wait_ms` as a column; null where there is no such lane."""
+    waits = F.array(*(F.lit(ladder.wait_ms(each)).cast("bigint") for each in range(ladder.lanes)))
+    return F.get(waits, lane_number)
+
+
+def record_bytes(key: Column, value: Column, headers: Column) -> Column:
+    """Size of a record in bytes: key, value, and each header's name, value and framing."""
+    each = F.transform(
+        headers, lambda one: sum_of_lengths(one["key"], one["value"]) + HEADER_FRAME_BYTES
+    )
+    in_headers = F.aggregate(each, F.lit(0), lambda total, size: total + size)
+    # Most records have none, and the lambdas are interpreted.
+    return sum_of_lengths(key, value) + F.when(F.size(headers) == 0, 0).otherwise(in_headers)
+
+
+def sum_of_lengths(*columns: Column) -> Column:
+    """The columns' lengths in bytes together, null counting as 0."""
+    total = F.lit(0)
+    for column in columns:
+        total = total + F.coalesce(F.octet_length(column), F.lit(0))
+    return total

@@ -1,0 +1,107 @@
+"""The words of the contract: header names, message ids, and what a destination may be called.
+
+An id is `<due as 12 hex digits>-<unique part>`. The unique part is the sender's own `due-id`, or
+says where the record was taken in. An id is deterministic, so reading a record twice gives the same
+one; it sorts by time; and it names the slot to look in, so that cancelling needs no index.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from duetime.errors import InvalidMessage, Reason
+
+# Headers that a sender writes.
+DUE_TOPIC = "due-topic"
+DUE_PARTITION = "due-partition"
+DUE_CLUSTER = "due-cluster"
+DUE_AT_MS = "due-at-ms"
+DUE_IN_MS = "due-in-ms"
+DUE_ID = "due-id"
+DUE_OP = "due-op"
+
+#: The one operation of the control topic so far.
+CANCEL = "cancel"
+
+# Headers of a rejected record.
+DUE_ERROR = "due-error"
+DUE_ERROR_DETAIL = "due-error-detail"
+DUE_ERROR_SOURCE = "due-error-source"
+
+#: What a record that waits begins its headers with, always in this order, so that they are read by
+#: position. A destination's record starts at DUE_AT_MS: one slice takes the rest off. A cancel has
+#: no destination.
+WAITING_HEADERS = (DUE_TOPIC, DUE_PARTITION, DUE_AT_MS, DUE_ID)
+
+#: How many of them are not delivered.
+UNDELIVERED_HEADERS = WAITING_HEADERS.index(DUE_AT_MS)
+
+#: The end of the text for Python and Java alike: `$` would let a line feed pass behind it.
+END = r"(?![\s\S])"
+
+#: What Kafka allows as a topic's name (besides `.` and `..`).
+TOPIC_PATTERN = rf"^[a-zA-Z0-9._-]{{1,249}}{END}"
+
+#: A sender's own id: safe in a URL, in a shell and in a log. `@` marks the ids that intake makes.
+UNIQUE_PATTERN = rf"^[A-Za-z0-9._:=~+-][A-Za-z0-9._:=~+@-]{{0,199}}{END}"
+
+#: Any full id.
+ID_PATTERN = rf"^[0-9a-f]{{12}}-[A-Za-z0-9._:=~+@-]{{1,200}}{END}"
+
+#: The latest instant an id can carry: 12 hex digits of ms, in the year 10889.
+LATEST_MS = 2**48 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageId:
+    """A message's id, taken apart."""
+
+    due_ms: int
+    unique: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.due_ms <= LATEST_MS:
+            raise InvalidMessage(
+                Reason.BAD_DUE_TIME,
+                f"{self.due_ms} is not an instant in epoch ms from 0 to {LATEST_MS}",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read an id as `duetime send` printed it. Raises InvalidMessage (bad-id)."""
+        if not re.match(ID_PATTERN, text):
+            raise InvalidMessage(
+                Reason.BAD_ID, f"{text!r} is no message id: it is 12 hex digits, a dash and a name"
+            )
+        return cls(due_ms=int(text[:12], 16), unique=text[13:])
+
+    def __str__(self) -> str:
+        return f"{self.due_ms:012x}-{self.unique}"
+
+
+def check_unique(unique: str) -> str:
+    """The sender's own id, if it may be one. Raises InvalidMessage (bad-id)."""
+    if not re.match(UNIQUE_PATTERN, unique):
+        raise InvalidMessage(
+            Reason.BAD_ID,
+            f"{unique!r} cannot be an id: use 1 to 200 letters, digits and . _ : = ~ + - "
+            "(and @, but not first)",
+        )
+    return unique
+
+
+def check_destination(topic: str, namespace: str) -> str:
+    """The topic, if messages may be sent to it.
+
+    Raises InvalidMessage (bad-topic, internal-topic).
+    """
+    if not re.match(TOPIC_PATTERN, topic) or topic in (".", ".."):
+        raise InvalidMessage(
+            Reason.BAD_TOPIC, f"{topic!r} is no topic name: use 1 to 249 of a-z A-Z 0-9 . _ -"
+        )
+    if topic.startswith(("__", f"{namespace}.")):
+        raise InvalidMessage(
+            Reason.INTERNAL_TOPIC,
+            f"{topic} belongs to Kafka or duetime: choose another destination",
+        )
+    return topic

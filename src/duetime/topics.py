@@ -1,0 +1,192 @@
+"""duetime's own topics: their names and settings, and the check that nothing can be lost there."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from duetime.config import Settings
+from duetime.errors import ConfigError
+
+#: What duetime's own headers (and a rejected record's error headers) may add to a record, in bytes.
+OVERHEAD_BYTES = 64 * 1024
+
+#: No record is removed by age: only what is settled is freed, with DeleteRecords.
+KEEP = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+
+#: A slot is emptied often, and Kafka frees whole segments but never the one that is written to:
+#: small ones that are rolled after 10 minutes give the disk back sooner.
+SMALL_SEGMENTS = {
+    "segment.bytes": str(16 * 1024 * 1024),
+    "segment.ms": "600000",
+    "segment.index.bytes": str(1024 * 1024),
+}
+
+#: Seven days, Kafka's own default, for what has been taken in already.
+WEEK_MS = 7 * 24 * 3_600_000
+
+#: An hour: what is not taken in within its retention is lost, and a pipeline may be down a while.
+LEAST_INTAKE_RETENTION_MS = 3_600_000
+
+#: Stamped by the broker on append, because something counts from there.
+STAMPED = {"message.timestamp.type": "LogAppendTime"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """A topic that duetime needs: how it is created, and what it must not be."""
+
+    name: str
+    partitions: int
+    #: Settings it is created with.
+    settings: Mapping[str, str]
+    #: Whether exactly this many partitions are needed, because a partition carries meaning.
+    exact: bool = False
+    #: Settings whose value must be exactly this, or messages are lost or misplaced.
+    required: Mapping[str, str] = field(default_factory=dict)
+    #: The least max.message.bytes that takes every record duetime writes there; 0 is no matter.
+    least_bytes: int = 0
+    #: The least retention.ms, unless it is unlimited; 0 is no matter.
+    least_retention_ms: int = 0
+
+    def problems(self, partitions: int, settings: Mapping[str, str]) -> Iterator[str]:
+        """What is wrong with the topic as it exists, a sentence each, naming the setting."""
+        if self.exact and partitions != self.partitions:
+            yield (
+                f"topic {self.name} has {partitions} partitions, and a partition carries meaning "
+                f"there: it must have {self.partitions}"
+            )
+        for name, value in self.required.items():
+            if settings.get(name, value) != value:
+                yield self._says(
+                    name, settings[name], f"which would lose or misplace messages: set {value}"
+                )
+        yield from self._too_small(settings)
+
+    def _too_small(self, settings: Mapping[str, str]) -> Iterator[str]:
+        size = settings.get("max.message.bytes", "")
+        if size and int(size) < self.least_bytes:
+            yield self._says(
+                "max.message.bytes",
+                size,
+                f"too small for max_message_bytes: set {self.least_bytes}",
+            )
+        retention = settings.get("retention.ms", "")
+        if retention and 0 <= int(retention) < self.least_retention_ms:
+            yield self._says(
+                "retention.ms",
+                retention,
+                "too short, since what is not taken in by then is lost: "
+                f"set {self.least_retention_ms} or more",
+            )
+
+    def _says(self, setting: str, value: str, verdict: str) -> str:
+        return f"topic {self.name}: {setting} is {value}, {verdict}"
+
+
+class TopicNames:
+    """The names of duetime's topics and groups under one namespace."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._prefix = settings.namespace
+        self.native = f"{self._prefix}.in"
+        self.airtel = settings.airtel_topic
+        self.countdown = settings.countdown_topic
+        self.scheduler = settings.scheduler_topic
+        self.control = f"{self._prefix}.control"
+        self.rejected = f"{self._prefix}.rejected"
+        self.lanes = f"{self._prefix}.lanes"
+        self.warmup = f"{self._prefix}.warmup"
+        self.release_group = f"{self._prefix}.release"
+
+    def wheel(self, level: int) -> str:
+        """The topic of one level of the wheel."""
+        return f"{self._prefix}.wheel.{level}"
+
+    @property
+    def intake(self) -> list[str]:
+        """Every topic that the intake query reads."""
+        return [self.native, self.control, self.airtel, self.countdown, self.scheduler]
+
+
+def required_topics(settings: Settings) -> list[Topic]:
+    """Every topic that the pipeline needs, as it should be."""
+    names = TopicNames(settings)
+    unstamped = (names.control, names.airtel, names.scheduler)
+    levels = range(settings.wheel_levels)
+    ring, lanes = settings.wheel.ring, settings.ladder.lanes
+    return [
+        # Their delays count from the record's timestamp, so the broker must set it, not the sender.
+        _intake_topic(names.native, settings.intake_partitions, settings, required=STAMPED),
+        _intake_topic(names.countdown, 1, settings, required=STAMPED),
+        *(_intake_topic(name, 1, settings, required={}) for name in unstamped),
+        # A lane's wait counts from the append.
+        _waiting_topic(names.lanes, lanes, settings),
+        # A record's age tells which turn of the ring it belongs to.
+        *(_waiting_topic(names.wheel(level), ring, settings) for level in levels),
+        _rejected_topic(names.rejected, settings),
+        _warmup_topic(names.warmup),
+    ]
+
+
+def shared_names(topics: Iterable[Topic]) -> Iterator[str]:
+    """What is wrong with the names: one topic cannot have two contracts."""
+    for name, times in Counter(topic.name for topic in topics).items():
+        if times > 1:
+            yield (
+                f"topic {name} is named for {times} purposes: give each *_topic setting a name of "
+                "its own"
+            )
+
+
+def _intake_topic(
+    name: str, partitions: int, settings: Settings, *, required: Mapping[str, str]
+) -> Topic:
+    # A little more room than max_message_bytes, so that a too large message is rejected with its
+    # reason and not by an error in the sender's log.
+    room = {"max.message.bytes": str(settings.max_message_bytes + OVERHEAD_BYTES)}
+    return Topic(
+        name=name,
+        partitions=partitions,
+        settings=KEEP | {"retention.ms": str(WEEK_MS)} | STAMPED | room,
+        required={"cleanup.policy": "delete", **required},
+        least_retention_ms=LEAST_INTAKE_RETENTION_MS,
+    )
+
+
+def _waiting_topic(name: str, partitions: int, settings: Settings) -> Topic:
+    room = settings.max_message_bytes + OVERHEAD_BYTES
+    return Topic(
+        name=name,
+        partitions=partitions,
+        exact=True,
+        settings=KEEP | SMALL_SEGMENTS | STAMPED | {"max.message.bytes": str(room)},
+        required=KEEP | STAMPED,
+        least_bytes=room,
+    )
+
+
+def _rejected_topic(name: str, settings: Settings) -> Topic:
+    # Room for the largest record any intake topic holds, and the error headers on top.
+    room = settings.max_message_bytes + 2 * OVERHEAD_BYTES
+    return Topic(
+        name=name,
+        partitions=1,
+        settings=KEEP | {"max.message.bytes": str(room)},
+        required={"cleanup.policy": "delete"},
+        least_bytes=room,
+    )
+
+
+def _warmup_topic(name: str) -> Topic:
+    return Topic(
+        name=name,
+        partitions=1,
+        settings={"cleanup.policy": "delete", "retention.ms": "600000"} | STAMPED,
+    )
+
+
+def check_all(problems: Iterable[str]) -> None:
+    """Raise ConfigError with every problem, or return where there is none."""
+    found = list(problems)
+    if found:
+        raise ConfigError("; ".join(found))

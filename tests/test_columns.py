@@ -1,0 +1,123 @@
+"""One arithmetic, two renderings: what Python computes, Spark computes, for every row."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import functions as F
+
+from duetime import columns
+from duetime.errors import InvalidMessage
+from duetime.ladder import Ladder
+from duetime.message import LATEST_MS, MessageId
+from duetime.wheel import Wheel
+
+pytestmark = pytest.mark.system
+
+WHEELS = (Wheel(), Wheel(slots=16, levels=3), Wheel(tick_ms=1_500, slots=17, levels=4))
+LADDERS = (Ladder(), Ladder(unit_ms=3, base=4, rungs=4))
+
+#: Seeded, so that a failure comes again.
+SEED = 20_261_224
+
+PAIRS = 20_000
+
+
+def pairs() -> Iterator[tuple[int, int]]:
+    """(due, now): every level of every wheel, in many turns of its ring, and the edges of each."""
+    chance = random.Random(SEED)  # noqa: S311 (no secret)
+    for wheel in WHEELS:
+        yield from edges(wheel, chance)
+    while True:
+        now_ms = chance.randrange(2 ** chance.randrange(1, 44))
+        yield max(0, now_ms + chance.choice((-1, 1, 1)) * delay_ms(chance)), now_ms
+
+
+def delay_ms(chance: random.Random) -> int:
+    return chance.randrange(2 ** chance.randrange(1, 42))
+
+
+def edges(wheel: Wheel, chance: random.Random) -> Iterator[tuple[int, int]]:
+    for level in range(wheel.levels):
+        width_ms = wheel.width_ms(level)
+        for turn in (0, 1, 2, 10**6 // wheel.slots**level + 3):
+            base = (turn * wheel.ring + chance.randrange(wheel.ring)) * width_ms
+            for ahead in (0, 1, wheel.reach(level) - 1, wheel.reach(level), wheel.ring):
+                for part_ms in (-1, 0, 1):
+                    due_ms = base + ahead * width_ms + part_ms
+                    yield from ((max(0, due_ms), max(0, base + off)) for off in (-1, 0, 1))
+
+
+def place(wheel: Wheel, due_ms: int, now_ms: int) -> tuple[int | None, int | None]:
+    try:
+        slot = wheel.place(due_ms, now_ms)
+    except InvalidMessage:
+        return None, None
+    return slot.level, wheel.partition(slot)
+
+
+@pytest.fixture(scope="module")
+def taken():
+    stream = pairs()
+    return [next(stream) for _ in range(PAIRS)]
+
+
+def test_spark_finds_the_places_that_python_finds(spark, taken):
+    due, now = F.col("due_ms"), F.col("now_ms")
+    places = []
+    for wheel in WHEELS:
+        level = columns.wheel_level(wheel, due, now)
+        places += [level, columns.wheel_partition(wheel, level, due)]
+    rows = spark.createDataFrame(taken, "due_ms bigint, now_ms bigint")
+    by_spark = [tuple(row) for row in rows.select(due, now, *places).collect()]
+    by_python = [
+        (due_ms, now_ms, *(each for wheel in WHEELS for each in place(wheel, due_ms, now_ms)))
+        for due_ms, now_ms in taken
+    ]
+    assert by_spark == by_python
+
+
+def test_the_pairs_cover_every_level_and_every_slot_of_the_ring(taken):
+    for wheel in WHEELS:
+        found = {place(wheel, due_ms, now_ms) for due_ms, now_ms in taken}
+        assert {level for level, _ in found} == {None, *range(wheel.levels)}
+        assert {number for level, number in found if level == 0} == set(range(wheel.ring))
+
+
+def test_spark_takes_the_lanes_that_python_takes(spark):
+    remaining = [*range(-5, 5_000), 10**6, 10**12, 2**62]
+    lanes = [columns.lane(ladder, F.col("value")) for ladder in LADDERS]
+    rows = spark.createDataFrame([(each,) for each in remaining], "value bigint").select(*lanes)
+    by_python = [tuple(ladder.lane(each) for ladder in LADDERS) for each in remaining]
+    assert [tuple(row) for row in rows.collect()] == by_python
+
+
+def test_spark_knows_how_long_each_lane_waits_and_that_others_do_not_exist(spark):
+    ladder = Ladder()
+    rows = spark.range(ladder.lanes + 2).select(
+        columns.lane_wait_ms(ladder, F.col("id").cast("int")).alias("wait_ms")
+    )
+    waits = [ladder.wait_ms(lane) for lane in range(ladder.lanes)]
+    assert [row.wait_ms for row in rows.collect()] == [*waits, None, None]
+
+
+def test_spark_writes_ids_as_python_does(spark):
+    ids = [
+        MessageId(due_ms=due_ms, unique=unique)
+        for due_ms in (0, 1, 15, 16, 2**32, 1_798_131_600_000, LATEST_MS)
+        for unique in ("@in.0.17", "order-17", "x" * 200)
+    ]
+    rows = spark.createDataFrame(
+        [(one.due_ms, one.unique) for one in ids], "due_ms bigint, name string"
+    )
+    written = rows.select(columns.message_id(F.col("due_ms"), F.col("name")).alias("id")).collect()
+    assert [row.id for row in written] == [str(one) for one in ids]
+
+
+def test_the_clock_of_the_jvm_is_the_clock_of_this_machine_and_sleeping_is_never_early(spark):
+    until = F.col("began") + 20
+    began = spark.range(3).select(columns.now_ms().alias("began"))
+    slept = began.where(columns.slept_until(until, F.col("began"))).select(
+        "began", columns.now_ms().alias("ended")
+    )
+    assert all(row.ended >= row.began + 20 for row in slept.coalesce(1).collect())

@@ -1,0 +1,110 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from duetime.config import Settings, load_settings
+from duetime.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_outside(monkeypatch, tmp_path):
+    """Neither this machine's environment nor a file in the working directory has a say."""
+    monkeypatch.chdir(tmp_path)
+    for name in ["config", *Settings.model_fields]:
+        monkeypatch.delenv(f"DUETIME_{name.upper()}", raising=False)
+
+
+def refusal(**overrides):
+    with pytest.raises(ConfigError) as error:
+        load_settings(**overrides)
+    return error.value.detail
+
+
+def test_the_defaults_fit_together():
+    settings = load_settings()
+    assert settings.wheel.span_ms() > 30 * 365 * 86_400_000
+    assert settings.ladder.lanes == 21
+
+
+def test_every_setting_has_a_default_and_says_what_it_does():
+    for name, field in Settings.model_fields.items():
+        assert not field.is_required(), name
+        assert field.description, name
+
+
+def test_the_command_line_goes_over_the_environment_and_that_over_the_file(monkeypatch, tmp_path):
+    tmp_path.joinpath("duetime.toml").write_text(
+        'namespace = "file"\nbootstrap = "file:1"\ndriver_memory = "3g"\n'
+    )
+    monkeypatch.setenv("DUETIME_NAMESPACE", "environment")
+    monkeypatch.setenv("DUETIME_BOOTSTRAP", "environment:1")
+    settings = load_settings(bootstrap="line:1", lead_ms=None)
+    chosen = (settings.bootstrap, settings.namespace, settings.driver_memory, settings.lead_ms)
+    assert chosen == ("line:1", "environment", "3g", 1_000)
+
+
+def test_a_file_that_is_named_must_exist(monkeypatch):
+    monkeypatch.setenv("DUETIME_CONFIG", "missing.toml")
+    assert "missing.toml" in refusal()
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    tmp_path.joinpath("duetime.toml").write_text("namespace = ")
+    assert "duetime.toml" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("namespace", "a.b"),
+        ("namespace", ""),
+        ("intake_partitions", 0),
+        ("max_message_bytes", 0),
+        ("lead_ms", "soon"),
+        ("batch_seconds", 1),
+        ("no_such_setting", 1),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_its_name(name, value):
+    assert name in refusal(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "word"),
+    [
+        ({"horizon_ms": 1_500}, "horizon_ms"),
+        ({"lead_ms": 3_500}, "horizon_ms"),
+        ({"wheel_tick_ms": 5_000}, "horizon_ms"),
+        ({"horizon_ms": 5_000}, "horizon_ms"),
+        ({"wheel_slots": 8}, "wheel_slots"),
+        ({"wheel_slots": 16, "lead_ms": 2_500}, "wheel_slots"),
+        ({"wheel_levels": 0}, "levels"),
+        ({"wheel_levels": 12}, "wheel_levels"),
+        ({"wheel_tick_ms": 0}, "tick_ms"),
+        ({"lead_ms": -1}, "lead_ms"),
+    ],
+    ids=str,
+)
+def test_times_that_do_not_fit_together_are_refused_before_anything_starts(overrides, word):
+    assert word in refusal(**overrides)
+
+
+@given(st.integers(-5_000, 10_000), st.integers(-5_000, 10_000), st.integers(-10, 6_000))
+def test_whatever_is_accepted_plans_a_window_after_it_is_full(lead_ms, horizon_ms, tick_ms):
+    try:
+        settings = load_settings(lead_ms=lead_ms, horizon_ms=horizon_ms, wheel_tick_ms=tick_ms)
+    except ConfigError:
+        return
+    assert 0 <= settings.lead_ms <= settings.horizon_ms - settings.wheel_tick_ms
+
+
+def test_a_password_is_in_no_text_of_the_settings():
+    settings = load_settings(sasl_password="correct horse")  # noqa: S106 (nobody's)
+    assert "correct horse" not in f"{settings!r} {settings} {settings.model_dump()}"
+
+
+def test_settings_do_not_change_once_read():
+    settings = load_settings()
+    with pytest.raises(ValidationError):
+        settings.namespace = "other"
