@@ -1,0 +1,141 @@
+"""The contracts that messages come in, each a function from a raw Kafka row to canonical columns.
+
+    native      headers due-topic, due-at-ms | due-in-ms, ...       any payload
+    airtel      {"topic", "key"?, "value", "headers"?, "postTime"}  JSON
+    countdown   {"topic", "message", "countdown"}                   JSON
+    scheduler   headers scheduler-epoch, scheduler-target-topic     any payload
+    control     key = id, header due-op = cancel
+
+An envelope reads the columns of Spark's Kafka source (topic, partition, offset, timestamp, key,
+value, headers) and `by_name`, the headers as a map; it says what the sender asked for, or why it
+cannot be read. Everything runs in executors, in the JVM, and no input raises: what cannot be read
+is null, and null is refused with a reason.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from duetime.columns import HEADERS_TYPE, header_text
+from duetime.errors import Reason
+from duetime.message import (
+    DUE_AT_MS,
+    DUE_CLUSTER,
+    DUE_ID,
+    DUE_IN_MS,
+    DUE_PARTITION,
+    DUE_TOPIC,
+    END,
+)
+
+#: The headers that speak to duetime and are not passed on as they came, in any envelope: a record
+#: that was delivered once and is sent again carries old ones, and a reader takes the last of a
+#: name.
+ADDRESS = (DUE_TOPIC, DUE_PARTITION, DUE_CLUSTER, DUE_AT_MS, DUE_IN_MS, DUE_ID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A condition under which a record is refused. `when` may be null, which is false."""
+
+    when: Column
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canonical:
+    """What a sender asked for, whatever the envelope. Types are Spark's."""
+
+    #: string: the destination; null for a cancel.
+    topic: Column
+    #: bigint: the instant it is due, epoch ms.
+    due_ms: Column
+    #: string: the sender's own id; null where there is none.
+    unique: Column
+    #: binary, null allowed.
+    key: Column
+    #: binary, null allowed.
+    value: Column
+    #: array<struct<key:string,value:binary>>: the headers to pass on; never null.
+    headers: Column
+    #: string: the destination's partition as the sender wrote it.
+    partition: Column = field(default_factory=lambda: F.lit(None).cast("string"))
+    #: string: null for a message, or `cancel`.
+    operation: Column = field(default_factory=lambda: F.lit(None).cast("string"))
+    #: What this envelope alone can find wrong, in the order of the checks.
+    refusals: Sequence[Refusal] = ()
+
+    def struct(self) -> Column:
+        """All of it as one column."""
+        return F.struct(
+            self.topic.alias("topic"),
+            self.partition.alias("partition"),
+            self.due_ms.alias("due_ms"),
+            self.unique.alias("unique"),
+            self.key.alias("key"),
+            self.value.alias("value"),
+            self.headers.cast(HEADERS_TYPE).alias("headers"),
+            self.operation.alias("operation"),
+            first_refusal(self.refusals).alias("refusal"),
+        )
+
+
+def first_refusal(refusals: Sequence[Refusal]) -> Column:
+    """struct<reason,detail> of the first refusal that holds; null where none does."""
+    chosen = F.lit(None).cast("struct<reason:string,detail:string>")
+    for refusal in reversed(refusals):
+        said = F.struct(
+            F.lit(str(refusal.reason)).alias("reason"), F.lit(refusal.detail).alias("detail")
+        )
+        chosen = F.when(refusal.when, said).otherwise(chosen)
+    return chosen
+
+
+def canonical(envelopes: Mapping[str, Canonical]) -> Column:
+    """One struct column for a row of any intake topic, by the envelope of its topic."""
+    topics = iter(envelopes.items())
+    topic, envelope = next(topics)
+    chosen = F.when(F.col("topic") == topic, envelope.struct())
+    for topic, envelope in topics:
+        chosen = chosen.when(F.col("topic") == topic, envelope.struct())
+    return chosen
+
+
+def record_headers() -> Column:
+    """The record's own headers; empty where there are none."""
+    return F.coalesce(F.col("headers"), F.array().cast(HEADERS_TYPE))
+
+
+def named(name: str) -> Column:
+    """One of the record's own headers as text; null where there is none."""
+    return header_text(F.col("by_name"), name)
+
+
+def without(headers: Column, names: Sequence[str]) -> Column:
+    """The headers with other names than these, in order.
+
+    A sender that writes these first, as duetime's own client does, spares the filter, which is
+    interpreted: then a slice is enough.
+    """
+    count = F.lit(0)
+    for name in names:
+        count = count + F.map_contains_key("by_name", name).cast("int")
+    first = F.size(headers) == F.size("by_name")
+    for position in range(len(names)):
+        at = F.get(headers, F.lit(position))["key"]
+        first = first & ((count <= position) | at.isin(*names))
+    others = F.filter(headers, lambda one: ~one["key"].isin(*names))
+    return F.when(first, F.slice(headers, count + 1, F.size(headers))).otherwise(others)
+
+
+def record_timestamp_ms() -> Column:
+    """When the broker appended the record, in epoch ms."""
+    return F.unix_millis("timestamp")
+
+
+def whole_number(text: Column) -> Column:
+    """The text as bigint where it is 1 to 18 decimal digits, which cannot overflow; else null."""
+    return F.when(text.rlike(rf"^[0-9]{{1,18}}{END}"), text.cast("bigint"))

@@ -1,0 +1,60 @@
+"""The envelope of Airtel's delay service: one JSON object on `event_delayer_publisher`."""
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from duetime.columns import HEADERS_TYPE, header
+from duetime.envelopes import (
+    ADDRESS,
+    Canonical,
+    Refusal,
+    record_headers,
+    whole_number,
+    without,
+)
+from duetime.envelopes.json_text import JsonEnvelope
+from duetime.errors import Reason
+
+_FIELDS = (
+    "topic string, key string, value string, headers map<string,string>, "
+    "postTime string, failurePostCallbackUrl string"
+)
+
+
+def airtel() -> Canonical:
+    """`{"topic", "key"?, "value", "headers"?, "postTime" (epoch ms), "failurePostCallbackUrl"?}`.
+
+    `value` is delivered as its JSON text exactly as sent; a string as its own bytes; null as null.
+    """
+    envelope = JsonEnvelope(_FIELDS, payload="value")
+    url = envelope.field("failurePostCallbackUrl")
+    callback = F.when(url.isNotNull(), F.array(header("due-callback", url))).otherwise(
+        F.array().cast(HEADERS_TYPE)
+    )
+    post_time = envelope.field("postTime")
+    return Canonical(
+        topic=envelope.field("topic"),
+        due_ms=whole_number(post_time),
+        unique=F.lit(None).cast("string"),
+        key=envelope.field("key").cast("binary"),
+        value=envelope.payload(),
+        headers=F.concat(without(record_headers(), ADDRESS), _own_headers(envelope), callback),
+        refusals=(
+            *envelope.refusals(),
+            Refusal(
+                when=post_time.isNull(),
+                reason=Reason.NO_DUE_TIME,
+                detail="the field postTime is missing: add it, in epoch ms",
+            ),
+        ),
+    )
+
+
+def _own_headers(envelope: JsonEnvelope) -> Column:
+    """The envelope's field `headers`, as Kafka headers."""
+    entries = F.coalesce(F.map_entries(envelope.field("headers")), F.array())
+    others = F.filter(entries, lambda one: ~one["key"].isin(*ADDRESS))
+    return F.transform(
+        others,
+        lambda one: F.struct(one["key"].alias("key"), one["value"].cast("binary").alias("value")),
+    ).cast(HEADERS_TYPE)

@@ -1,0 +1,56 @@
+"""duetime's own contract: headers on any record, payload untouched."""
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from duetime.envelopes import (
+    ADDRESS,
+    Canonical,
+    Refusal,
+    named,
+    record_headers,
+    record_timestamp_ms,
+    whole_number,
+    without,
+)
+from duetime.errors import Reason
+from duetime.message import DUE_AT_MS, DUE_CLUSTER, DUE_ID, DUE_IN_MS, DUE_PARTITION, DUE_TOPIC
+
+
+def native() -> Canonical:
+    """Headers `due-topic` and `due-at-ms` or `due-in-ms`; optional `due-id`, `due-partition`."""
+    headers = record_headers()
+    at_ms, in_ms = whole_number(named(DUE_AT_MS)), whole_number(named(DUE_IN_MS))
+    return Canonical(
+        topic=named(DUE_TOPIC),
+        partition=named(DUE_PARTITION),
+        due_ms=F.coalesce(at_ms, record_timestamp_ms() + in_ms),
+        unique=named(DUE_ID),
+        key=F.col("key"),
+        value=F.col("value"),
+        headers=without(headers, ADDRESS),
+        refusals=(
+            Refusal(
+                when=named(DUE_CLUSTER).isNotNull(),
+                reason=Reason.UNKNOWN_CLUSTER,
+                detail="due-cluster names a cluster, and none is configured: leave the header out",
+            ),
+            Refusal(
+                when=named(DUE_AT_MS).isNull() & named(DUE_IN_MS).isNull(),
+                reason=Reason.NO_DUE_TIME,
+                detail="neither due-at-ms nor due-in-ms: add one of the two headers",
+            ),
+            Refusal(
+                when=(named(DUE_AT_MS).isNotNull() & named(DUE_IN_MS).isNotNull()) | _repeated(),
+                reason=Reason.TWO_DUE_TIMES,
+                detail="more than one due-at-ms or due-in-ms: leave one",
+            ),
+        ),
+    )
+
+
+def _repeated() -> Column:
+    """Whether one of the two is there twice; counted only where some name is."""
+    headers = record_headers()
+    due_times = F.filter(headers, lambda one: one["key"].isin(DUE_AT_MS, DUE_IN_MS))
+    return (F.size(headers) > F.size("by_name")) & (F.size(due_times) > 1)

@@ -1,0 +1,176 @@
+"""The intake query: every envelope's topic in, every message routed, every bad one rejected.
+
+A real-time query of stateless columns. A crash before its batch is committed repeats the batch: ids
+are the same then, so what waits in a slot twice is delivered once.
+"""
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from duetime.columns import (
+    header_map,
+    message_id,
+    now_ms,
+    record_bytes,
+    waiting_headers,
+    wheel_level,
+)
+from duetime.config import Settings
+from duetime.envelopes import Canonical, Refusal, canonical, first_refusal, record_headers
+from duetime.envelopes.airtel import airtel
+from duetime.envelopes.control import control
+from duetime.envelopes.countdown import countdown
+from duetime.envelopes.native import native
+from duetime.envelopes.scheduler import scheduler
+from duetime.errors import Reason
+from duetime.message import (
+    CANCEL,
+    DUE_AT_MS,
+    DUE_ID,
+    DUE_PARTITION,
+    DUE_TOPIC,
+    END,
+    LATEST_MS,
+    TOPIC_PATTERN,
+    UNIQUE_PATTERN,
+)
+from duetime.pipeline.kafka import read_stream
+from duetime.pipeline.routing import Routes, Waiting
+from duetime.topics import TopicNames
+
+
+def intake(spark: SparkSession, settings: Settings) -> DataFrame:
+    """Rows for the Kafka sink, from all intake topics. Runs in executors, without end."""
+    records = read_stream(spark, settings, TopicNames(settings).intake, committed_only=True)
+    return routed(judged(understood(records, settings), settings), settings)
+
+
+def envelopes(settings: Settings) -> dict[str, tuple[str, Canonical]]:
+    """For each intake topic its short name, which ids carry, and its envelope."""
+    names = TopicNames(settings)
+    return {
+        names.native: ("in", native()),
+        names.control: ("control", control()),
+        names.airtel: ("airtel", airtel()),
+        names.countdown: ("countdown", countdown()),
+        names.scheduler: ("scheduler", scheduler()),
+    }
+
+
+def understood(records: DataFrame, settings: Settings) -> DataFrame:
+    """Adds `asked`, the envelope's canonical struct, and `now`, the clock as of this row."""
+    records = records.select("*", header_map(record_headers()).alias("by_name"))
+    known = envelopes(settings)
+    asked = canonical({topic: envelope for topic, (_, envelope) in known.items()})
+    return records.select("*", asked.alias("asked"), now_ms().alias("now"))
+
+
+def judged(asked: DataFrame, settings: Settings) -> DataFrame:
+    """Adds `refusal`, struct<reason,detail>, null for what can be taken."""
+    refusal = F.coalesce(F.col("asked.refusal"), first_refusal(_refusals(settings)))
+    return asked.select("*", refusal.alias("refused"))
+
+
+def routed(asked: DataFrame, settings: Settings) -> DataFrame:
+    """Rows for the sink: topic, partition, key, value, headers."""
+    message, now, routes = _message(settings), F.col("now"), Routes(settings)
+    remaining = message.due_ms - now
+    soon = ~message.is_cancel & (remaining < settings.horizon_ms)
+    to = (
+        F.when(
+            F.col("refused").isNotNull(),
+            routes.rejected(F.col("refused.reason"), F.col("refused.detail")),
+        )
+        .when(remaining <= 0, routes.destination(message))
+        .when(soon, routes.lane(message, now))
+        .otherwise(routes.wheel(message, now))
+    )
+    return asked.select(to.alias("to")).select("to.*")
+
+
+def _message(settings: Settings) -> Waiting:
+    asked = F.col("asked")
+    unique = F.coalesce(asked["unique"], _made_unique(settings))
+    identity = message_id(asked["due_ms"], unique)
+    values = {
+        DUE_TOPIC: asked["topic"],
+        DUE_PARTITION: asked["partition"],
+        DUE_AT_MS: asked["due_ms"],
+        DUE_ID: identity,
+    }
+    return Waiting(
+        topic=asked["topic"],
+        partition=asked["partition"],
+        due_ms=asked["due_ms"],
+        id=identity,
+        key=asked["key"],
+        value=asked["value"],
+        headers=waiting_headers(values, asked["headers"]),
+    )
+
+
+def _made_unique(settings: Settings) -> Column:
+    """The unique part of an id for a sender that gave none: where the record was taken in."""
+    short = F.lit(None).cast("string")
+    for topic, (name, _) in envelopes(settings).items():
+        short = F.when(F.col("topic") == topic, F.lit(name)).otherwise(short)
+    return F.concat(F.lit("@"), F.concat_ws(".", short, "partition", "offset"))
+
+
+def _refusals(settings: Settings) -> list[Refusal]:
+    """What is wrong in any envelope, in the order of the checks."""
+    asked, now = F.col("asked"), F.col("now")
+    topic, due_ms, unique = asked["topic"], asked["due_ms"], asked["unique"]
+    is_cancel = F.coalesce(asked["operation"] == CANCEL, F.lit(False))
+    size = record_bytes(asked["key"], asked["value"], asked["headers"])
+    internal = topic.startswith(f"{settings.namespace}.") | topic.startswith("__")
+    warming = topic == TopicNames(settings).warmup
+    return [
+        Refusal(
+            when=~is_cancel & topic.isNull(),
+            reason=Reason.NO_TOPIC,
+            detail="no destination topic is named",
+        ),
+        Refusal(
+            when=~topic.rlike(TOPIC_PATTERN) | topic.isin(".", ".."),
+            reason=Reason.BAD_TOPIC,
+            detail="the destination is no topic name: use 1 to 249 of a-z A-Z 0-9 . _ -",
+        ),
+        Refusal(
+            when=internal & ~warming,
+            reason=Reason.INTERNAL_TOPIC,
+            detail="the destination belongs to Kafka or duetime: choose another topic",
+        ),
+        Refusal(
+            when=asked["partition"].isNotNull() & ~asked["partition"].rlike(rf"^[0-9]{{1,6}}{END}"),
+            reason=Reason.BAD_PARTITION,
+            detail="the partition is no whole number of 0 or more",
+        ),
+        Refusal(
+            when=due_ms.isNull() | (due_ms < 0),
+            reason=Reason.BAD_DUE_TIME,
+            detail="the due time is no whole number in range: epoch ms, or ms from now",
+        ),
+        Refusal(
+            when=wheel_level(settings.wheel, due_ms, now).isNull() | (due_ms > LATEST_MS),
+            reason=Reason.BEYOND_WHEEL,
+            detail=f"due more than {settings.wheel.span_ms()} ms from now, where the wheel ends",
+        ),
+        Refusal(
+            when=~is_cancel & unique.isNotNull() & ~unique.rlike(UNIQUE_PATTERN),
+            reason=Reason.BAD_ID,
+            detail="due-id may have 1 to 200 letters, digits, . _ : = ~ + - (and @, but not first)",
+        ),
+        Refusal(
+            when=size > settings.max_message_bytes,
+            reason=Reason.TOO_LARGE,
+            detail=f"key, value and headers together are over {settings.max_message_bytes} bytes",
+        ),
+        Refusal(
+            # Nearer than the horizon the message may be in a lane, or its window be planned: a
+            # cancel that is taken is certain to be heard.
+            when=is_cancel & (due_ms - now < settings.horizon_ms),
+            reason=Reason.TOO_LATE,
+            detail=f"due in less than {settings.horizon_ms} ms: it is on its way, or delivered",
+        ),
+    ]

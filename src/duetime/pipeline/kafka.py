@@ -1,0 +1,97 @@
+"""Spark's Kafka source and sink, with the options that matter, each with its reason."""
+
+import json
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from duetime.config import Settings
+from duetime.connection import spark_properties
+from duetime.stores import OffsetRange
+from duetime.topics import OVERHEAD_BYTES
+
+
+def read_stream(
+    spark: SparkSession, settings: Settings, topics: Sequence[str], *, committed_only: bool = False
+) -> DataFrame:
+    """An endless read of whole topics: Spark's Kafka columns, headers included.
+
+    A query without a checkpoint starts at the earliest record, so that nothing sent is passed over.
+    """
+    options = spark_properties(settings) | {
+        "subscribe": ",".join(topics),
+        "startingOffsets": "earliest",
+        "includeHeaders": "true",
+        # Records that retention removed while the query was down are gone: go on with the rest.
+        # `duetime topics` refuses settings under which this would happen unseen.
+        "failOnDataLoss": "false",
+        # A sender may schedule inside its own transaction.
+        "kafka.isolation.level": "read_committed" if committed_only else "read_uncommitted",
+        # An idle fetch waits this long at the broker; one with data does not wait.
+        "kafka.fetch.max.wait.ms": "100",
+    }
+    return spark.readStream.format("kafka").options(**options).load()
+
+
+def read_ranges(
+    spark: SparkSession, settings: Settings, ranges: Sequence[OffsetRange]
+) -> DataFrame:
+    """Exactly these records, as a batch."""
+    assigned: dict[str, list[int]] = {}
+    start: dict[str, dict[str, int]] = {}
+    end: dict[str, dict[str, int]] = {}
+    for each in ranges:
+        assigned.setdefault(each.topic, []).append(each.partition)
+        start.setdefault(each.topic, {})[str(each.partition)] = each.start
+        end.setdefault(each.topic, {})[str(each.partition)] = each.end
+    options = spark_properties(settings) | {
+        "assign": json.dumps(assigned),
+        "startingOffsets": json.dumps(start),
+        "endingOffsets": json.dumps(end),
+        "includeHeaders": "true",
+        "failOnDataLoss": "true",
+        # The last fetch of a range has nothing to wait for: the default of 500 ms is most of a
+        # window's planning.
+        "kafka.fetch.max.wait.ms": "20",
+        "kafka.max.partition.fetch.bytes": str(4 * 1024 * 1024),
+        # A fixed group lets the connector's pool give the next window an open consumer.
+        "kafka.group.id": f"{settings.namespace}.release.reader",
+    }
+    return spark.read.format("kafka").options(**options).load()
+
+
+def sink_options(settings: Settings) -> dict[str, str]:
+    """Options of every sink; equal ones share a producer."""
+    return spark_properties(settings) | {
+        # Acknowledged by every in-sync replica, each record once however often it is retried.
+        "kafka.acks": "all",
+        "kafka.enable.idempotence": "true",
+        # Punctual first: nothing waits for company.
+        "kafka.linger.ms": "0",
+        # A record may not turn up in its slot long after it was routed there: later than this, the
+        # query fails and routes it again.
+        "kafka.delivery.timeout.ms": "20000",
+        "kafka.request.timeout.ms": "10000",
+        "kafka.max.request.size": str(settings.max_message_bytes + 4 * OVERHEAD_BYTES),
+    }
+
+
+def start_real_time(rows: DataFrame, settings: Settings, name: str) -> StreamingQuery:
+    """Start a real-time query into Kafka; its offsets are kept under the checkpoint."""
+    query: StreamingQuery = (
+        rows.writeStream.format("kafka")
+        .options(**sink_options(settings))
+        .option("checkpointLocation", f"{settings.checkpoint}/{name}")
+        .queryName(name)
+        .outputMode("update")
+        # The stubs of its overloads lack real-time mode.
+        .trigger(realTime=f"{settings.batch_seconds} seconds")  # type: ignore[call-overload]
+        .start()
+    )
+    return query
+
+
+def write_batch(rows: DataFrame, settings: Settings) -> None:
+    """Send the rows and return once all are acknowledged."""
+    rows.write.format("kafka").options(**sink_options(settings)).save()

@@ -1,0 +1,51 @@
+"""The lanes query: a record waits its lane's time, then is looked at again.
+
+First in is first out, so nothing is sorted and nothing is held in memory. A crash before a batch is
+committed repeats the batch.
+"""
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from duetime.columns import lane_wait_ms, now_ms, slept_until
+from duetime.config import Settings
+from duetime.errors import Reason
+from duetime.pipeline.kafka import read_stream
+from duetime.pipeline.routing import Routes, waiting_record
+from duetime.topics import TopicNames
+
+
+def lanes(spark: SparkSession, settings: Settings) -> DataFrame:
+    """Rows for the Kafka sink, from all lanes. Runs in executors, without end."""
+    records = read_stream(spark, settings, [TopicNames(settings).lanes])
+    return looked_at_again(waited(records, settings), settings)
+
+
+def waited(records: DataFrame, settings: Settings) -> DataFrame:
+    """Holds each record until its lane's wait is over, or it is due.
+
+    What remains then and is shorter than any lane is waited for as well.
+    """
+    ladder, message = settings.ladder, waiting_record()
+    over = F.unix_millis("timestamp") + lane_wait_ms(ladder, F.col("partition"))
+    nearly_due = message.due_ms < over + ladder.step_ms(0)
+    until = F.when(nearly_due, message.due_ms).otherwise(over)
+    timed = records.select("*", F.coalesce(until, F.lit(0)).alias("until"), now_ms().alias("now"))
+    return timed.filter(slept_until(F.col("until"), F.col("now")))
+
+
+def looked_at_again(records: DataFrame, settings: Settings) -> DataFrame:
+    """Rows for the sink: to the destination where it is due, else down another lane."""
+    message, routes, now = waiting_record(), Routes(settings), F.col("after")
+    unreadable = message.due_ms.isNull() | message.id.isNull() | message.topic.isNull()
+    to = (
+        F.when(
+            unreadable,
+            routes.rejected(
+                F.lit(str(Reason.UNREADABLE)), F.lit("no record of a lane: who wrote it?")
+            ),
+        )
+        .when(message.due_ms <= now, routes.destination(message))
+        .otherwise(routes.lane(message, now))
+    )
+    return records.select("*", now_ms().alias("after")).select(to.alias("to")).select("to.*")

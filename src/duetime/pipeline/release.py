@@ -1,0 +1,127 @@
+"""When turns are taken: every window a little ahead, far slots in time, and whatever was missed.
+
+Each planner is an endless generator of decisions in a thread of its own: it says what is to be
+taken up and when; the turns run in small pools, so that a heavy one does not delay the next one's
+planning.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from duetime.clock import Clock
+from duetime.config import Settings
+from duetime.stores import OffsetRange, Store
+from duetime.wheel import Slot, Wheel
+
+log = logging.getLogger(__name__)
+
+#: Windows that may be open at once: one being planned, one being sent, and room for heavy ones.
+WINDOWS = 6
+
+#: Far slots and rescues at once. They are in no hurry, and must not take the cores from windows.
+BACKGROUND = 2
+
+Take = Callable[[Sequence[OffsetRange]], None]
+
+
+def slots_of(wheel: Wheel, level: int, from_ms: int, lead_ms: int) -> Iterator[tuple[int, Slot]]:
+    """Every slot of the level not taken up yet at `from_ms`, in order, and when it is to be."""
+    slot = Slot(level, wheel.number(level, from_ms))
+    while True:
+        at_ms = wheel.closes_at_ms(slot, lead_ms)
+        if at_ms > from_ms:
+            yield at_ms, slot
+        slot = Slot(level, slot.number + 1)
+
+
+def portions(ranges: Sequence[OffsetRange], messages: int) -> Iterator[list[OffsetRange]]:
+    """The ranges in groups of at most so many messages, a group a job; a larger range by itself."""
+    group: list[OffsetRange] = []
+    for each in ranges:
+        if group and sum(one.count for one in group) + each.count > messages:
+            yield group
+            group = []
+        group.append(each)
+    if group:
+        yield group
+
+
+class Release:
+    """Takes up slots when it is time, until stopped."""
+
+    def __init__(self, *, settings: Settings, store: Store, turn: Take, clock: Clock) -> None:
+        self._settings = settings
+        self._wheel = settings.wheel
+        self._store = store
+        self._turn = turn
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._windows = ThreadPoolExecutor(WINDOWS, thread_name_prefix="window")
+        self._background = ThreadPoolExecutor(BACKGROUND, thread_name_prefix="background")
+        self._threads: list[threading.Thread] = []
+        #: Messages that were past due before a window took them up; on a healthy system 0.
+        self.rescued = 0
+
+    def start(self) -> None:
+        """Start the planners: one a level, and rescue."""
+        planners = [
+            self._rescue,
+            *(lambda level=level: self._follow(level) for level in range(self._wheel.levels)),
+        ]
+        for planner in planners:
+            thread = threading.Thread(target=planner, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self) -> None:
+        """Plan nothing more, and wait for the windows that are open: they end within 2 seconds."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        self._windows.shutdown(wait=True)
+        self._background.shutdown(wait=False, cancel_futures=True)
+
+    def rescue_once(self) -> list[Future[None]]:
+        """Take up everything that should have been taken up before now."""
+        ranges = self._store.overdue(self._clock.now_ms())
+        found = sum(each.count for each in ranges)
+        if found:
+            self.rescued += found
+            log.warning("rescued messages=%d slots=%d", found, len(ranges))
+        return [
+            self._background.submit(self._take_up, group)
+            for group in portions(ranges, self._settings.job_messages)
+        ]
+
+    def _follow(self, level: int) -> None:
+        pool = self._windows if level == 0 else self._background
+        for at_ms, slot in slots_of(
+            self._wheel, level, self._clock.now_ms(), self._settings.lead_ms
+        ):
+            if self._stopping.wait((at_ms - self._clock.now_ms()) / 1_000):
+                return
+            try:
+                ranges = self._store.due(slot)
+            except Exception:
+                log.exception("could not plan level=%d slot=%d; rescue will", level, slot.number)
+                continue
+            if ranges:
+                pool.submit(self._take_up, ranges)
+
+    def _rescue(self) -> None:
+        while not self._stopping.wait(self._settings.rescue_every_ms / 1_000):
+            try:
+                self.rescue_once()
+            except Exception:
+                log.exception("rescue failed; it looks again")
+
+    def _take_up(self, ranges: Sequence[OffsetRange]) -> None:
+        """A crash before settling repeats the turn; nothing is lost."""
+        try:
+            self._turn(ranges)
+            self._store.settle(ranges)
+        except Exception:
+            self._store.give_up(ranges)
+            log.exception("turn failed; rescue repeats it: %s", ranges)

@@ -1,0 +1,131 @@
+"""Where a message goes next, as columns: the rows that a Kafka sink takes.
+
+Every function gives a struct<topic,partition,key,value,headers>. Pure columns: nothing is sent
+here.
+"""
+
+from dataclasses import dataclass
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from duetime.columns import (
+    HEADERS_TYPE,
+    delivered_headers,
+    header,
+    lane,
+    record_bytes,
+    waiting_text,
+    wheel_level,
+    wheel_partition,
+)
+from duetime.config import Settings
+from duetime.message import (
+    DUE_AT_MS,
+    DUE_ERROR,
+    DUE_ERROR_DETAIL,
+    DUE_ERROR_SOURCE,
+    DUE_ID,
+    DUE_PARTITION,
+    DUE_TOPIC,
+)
+from duetime.topics import OVERHEAD_BYTES, TopicNames
+
+#: The columns of a Kafka sink.
+SINK = ("topic", "partition", "key", "value", "headers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A message on its way, as columns; `topic` is null for a cancel."""
+
+    topic: Column
+    partition: Column
+    due_ms: Column
+    id: Column
+    key: Column
+    value: Column
+    #: With WAITING_HEADERS in front.
+    headers: Column
+
+    @property
+    def is_cancel(self) -> Column:
+        """Whether this is no message but the cancelling of one."""
+        return self.topic.isNull()
+
+
+def waiting_record() -> Waiting:
+    """A record of the wheel or of a lane; in any other, `due_ms` and `id` are null."""
+    headers = F.col("headers")
+    return Waiting(
+        topic=waiting_text(headers, DUE_TOPIC),
+        partition=waiting_text(headers, DUE_PARTITION),
+        due_ms=waiting_text(headers, DUE_AT_MS).cast("bigint"),
+        id=waiting_text(headers, DUE_ID),
+        key=F.col("key"),
+        value=F.col("value"),
+        headers=headers,
+    )
+
+
+class Routes:
+    """The places a message can be sent to under these settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._names = TopicNames(settings)
+        self._wheel = settings.wheel
+        self._ladder = settings.ladder
+        self._room = settings.max_message_bytes + OVERHEAD_BYTES
+
+    def destination(self, message: Waiting) -> Column:
+        """To where the sender wanted it."""
+        partition = message.partition.cast("int")
+        return _row(message, message.topic, partition, delivered_headers(message.headers))
+
+    def lane(self, message: Waiting, now: Column) -> Column:
+        """To the longest lane that ends in time; below the shortest, to the shortest."""
+        number = F.coalesce(lane(self._ladder, message.due_ms - now), F.lit(0))
+        return _row(message, F.lit(self._names.lanes), number, message.headers)
+
+    def wheel(self, message: Waiting, now: Column) -> Column:
+        """To its slot. What no level reaches (the clock went back) waits in the last level."""
+        level = F.coalesce(
+            wheel_level(self._wheel, message.due_ms, now), F.lit(self._wheel.levels - 1)
+        )
+        topic = F.concat(F.lit(self._names.wheel(0)[:-1]), level.cast("string"))
+        partition = wheel_partition(self._wheel, level, message.due_ms)
+        return _row(message, topic, partition, message.headers)
+
+    def rejected(self, reason: Column, detail: Column) -> Column:
+        """The raw record, untouched, with the reason in its headers.
+
+        A record too large for the topic is not copied; its place in the intake topic is named.
+        """
+        headers = F.coalesce(F.col("headers"), F.array().cast(HEADERS_TYPE))
+        fits = record_bytes(F.col("key"), F.col("value"), headers) <= self._room
+        source = F.concat_ws("/", "topic", "partition", "offset")
+        said = F.array(
+            header(DUE_ERROR, reason),
+            header(DUE_ERROR_DETAIL, detail),
+            header(DUE_ERROR_SOURCE, source),
+        )
+        return F.struct(
+            F.lit(self._names.rejected).alias("topic"),
+            F.lit(None).cast("int").alias("partition"),
+            F.when(fits, F.col("key")).alias("key"),
+            F.when(fits, F.col("value")).alias("value"),
+            F.when(fits, F.concat(headers, said))
+            .otherwise(said)
+            .cast(HEADERS_TYPE)
+            .alias("headers"),
+        )
+
+
+def _row(message: Waiting, topic: Column, partition: Column, headers: Column) -> Column:
+    return F.struct(
+        topic.alias("topic"),
+        partition.cast("int").alias("partition"),
+        message.key.alias("key"),
+        message.value.alias("value"),
+        headers.cast(HEADERS_TYPE).alias("headers"),
+    )

@@ -1,0 +1,139 @@
+"""The default store: the wheel's topics. Waiting costs disk; progress is a group's offsets.
+
+The group's lag on a slot's partition is the number of records that wait there, for every Kafka tool
+to read. A partition holds one slot after another (the ring), so a partition is taken up to its
+present end, and what lies before the present slot's earliest possible append is what an earlier
+turn missed.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from duetime.config import Settings
+from duetime.message import MessageId
+from duetime.stores import Found, OffsetRange, Pending
+from duetime.stores.offsets import Offsets
+from duetime.stores.places import Place, WheelPlaces
+from duetime.stores.reader import WheelReader
+from duetime.topics import TopicNames
+from duetime.wheel import Slot
+
+log = logging.getLogger(__name__)
+
+
+class KafkaStore:
+    """The wheel in Kafka, as one planner sees it. Thread-safe."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._wheel = settings.wheel
+        self._places = WheelPlaces(settings)
+        self._offsets = Offsets(settings, TopicNames(settings).release_group)
+        self._reader = WheelReader(settings, self._offsets)
+        self._settled = self._load()
+        self._claimed: set[Place] = set()
+        self._lock = threading.Lock()
+
+    def due(self, slot: Slot) -> Sequence[OffsetRange]:
+        """Claim what waits in the slot now."""
+        return self._claim(self._offsets.ends([self._places.of(slot)]))
+
+    def overdue(self, now_ms: int) -> Sequence[OffsetRange]:
+        """Claim what lies before anything that the present slot of its partition can hold."""
+        lagging = self._lagging()
+        self._pass_over_removed(lagging)
+        slots = {place: self._places.slot_filling(place, now_ms) for place in lagging}
+        since = self._offsets.first_since(
+            {place: self._wheel.filled_from_ms(slot) for place, slot in slots.items()}
+        )
+        ends = {
+            place: end
+            for place, end in lagging.items()
+            if (first := since[place]) is None or first > self._settled[place]
+        }
+        return self._claim(ends)
+
+    def settle(self, ranges: Iterable[OffsetRange]) -> None:
+        """Commit, then free. What a crash between the two leaves, the next settling frees."""
+        ends = {(each.topic, each.partition): each.end for each in ranges}
+        self._offsets.commit(ends)
+        with self._lock:
+            self._settled |= ends
+            self._claimed -= ends.keys()
+        self._offsets.delete_before(ends)
+
+    def give_up(self, ranges: Iterable[OffsetRange]) -> None:
+        """Drop the claim: rescue finds what it held."""
+        with self._lock:
+            self._claimed -= {(each.topic, each.partition) for each in ranges}
+
+    def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002 (what all call it)
+        """The message with this id, if it waits."""
+        return self._reader.find(id, now_ms)
+
+    def pending(self, now_ms: int) -> Iterator[Pending]:
+        """What waits, slot by slot, in order of time."""
+        return iter(self._reader.pending(now_ms))
+
+    def free(self, offsets: Mapping[Place, int]) -> None:
+        """Give the disk back that records before these offsets take, of any topic."""
+        self._offsets.delete_before(offsets)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._offsets.close()
+
+    def places(self) -> list[Place]:
+        """Every partition of the wheel."""
+        return self._places.all()
+
+    def _load(self) -> dict[Place, int]:
+        """Where each partition goes on.
+
+        Committed where nothing is yet, so that what someone else removes from then on is noticed.
+        """
+        places = self._places.all()
+        committed, starts = self._offsets.committed(places), self._offsets.starts(places)
+        self._offsets.commit(
+            {place: start for place, start in starts.items() if place not in committed}
+        )
+        _tell_removed(committed, starts)
+        return {place: max(committed.get(place, 0), start) for place, start in starts.items()}
+
+    def _pass_over_removed(self, places: Iterable[Place]) -> None:
+        starts = self._offsets.starts(places)
+        with self._lock:
+            beyond = {
+                place: start for place, start in starts.items() if start > self._settled[place]
+            }
+            _tell_removed(self._settled, beyond)
+            self._settled |= beyond
+
+    def _lagging(self) -> dict[Place, int]:
+        with self._lock:
+            free = [place for place in self._settled if place not in self._claimed]
+        ends = self._offsets.ends(free)
+        return {place: end for place, end in ends.items() if end > self._settled[place]}
+
+    def _claim(self, ends: dict[Place, int]) -> list[OffsetRange]:
+        """Ranges up to these ends, of the partitions that nobody works on."""
+        with self._lock:
+            ranges = [
+                OffsetRange(topic, partition, self._settled[topic, partition], end)
+                for (topic, partition), end in ends.items()
+                if (topic, partition) not in self._claimed and end > self._settled[topic, partition]
+            ]
+            self._claimed |= {(each.topic, each.partition) for each in ranges}
+        return ranges
+
+
+def _tell_removed(settled: Mapping[Place, int], starts: Mapping[Place, int]) -> None:
+    """Records between the two were removed by someone: we free what is settled, and no more."""
+    for place, start in starts.items():
+        if (lost := start - settled.get(place, start)) > 0:
+            log.error(
+                "records removed before they were due topic=%s partition=%d records=%d: "
+                "check the topic with `duetime topics`",
+                *place,
+                lost,
+            )

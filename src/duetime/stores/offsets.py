@@ -1,0 +1,121 @@
+"""Kafka's answers about offsets, one request for many partitions at a time."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from duetime.config import Settings
+from duetime.connection import librdkafka_properties
+from duetime.errors import KafkaError
+from duetime.stores.places import Place
+
+#: How long one request may take, in seconds.
+TIMEOUT_S = 10.0
+
+#: How long to wait before asking again, in seconds.
+ASK_AGAIN_S = 0.1
+
+#: Answers that pass: partitions or the group are just getting their broker, or another one.
+PASSING = (
+    BrokerError.NOT_LEADER_FOR_PARTITION,
+    BrokerError.LEADER_NOT_AVAILABLE,
+    BrokerError.FENCED_LEADER_EPOCH,
+    BrokerError.UNKNOWN_LEADER_EPOCH,
+    BrokerError.OFFSET_NOT_AVAILABLE,
+    BrokerError.NOT_COORDINATOR,
+    BrokerError.COORDINATOR_NOT_AVAILABLE,
+    BrokerError.COORDINATOR_LOAD_IN_PROGRESS,
+)
+
+_Answer = TypeVar("_Answer")
+
+
+class Offsets:
+    """The offsets of any partitions, and those that one consumer group has committed."""
+
+    def __init__(self, settings: Settings, group: str) -> None:
+        properties = librdkafka_properties(settings)
+        self._admin = AdminClient(properties)
+        self._consumer = Consumer(
+            properties
+            | {"group.id": group, "enable.auto.commit": False, "auto.offset.reset": "error"}
+        )
+
+    def ends(self, places: Iterable[Place]) -> dict[Place, int]:
+        """The offset that the next record of each partition will get."""
+        return self._list(places, OffsetSpec.latest())
+
+    def starts(self, places: Iterable[Place]) -> dict[Place, int]:
+        """The first offset that each partition still has."""
+        return self._list(places, OffsetSpec.earliest())
+
+    def first_since(self, instants_ms: Mapping[Place, int]) -> dict[Place, int | None]:
+        """The first offset appended at or after the instant; None where there is none."""
+        wanted = {
+            TopicPartition(*place): OffsetSpec.for_timestamp(max(0, instant))
+            for place, instant in instants_ms.items()
+        }
+        found = self._offsets(wanted)
+        return {place: offset if offset >= 0 else None for place, offset in found.items()}
+
+    def committed(self, places: Iterable[Place]) -> dict[Place, int]:
+        """What the group has committed; without those where it has not, or not for very long."""
+        asked = [TopicPartition(topic, partition) for topic, partition in places]
+        if not asked:
+            return {}
+        answers = _answer(lambda: self._consumer.committed(asked, timeout=TIMEOUT_S))
+        for one in answers:
+            if one.error is not None:
+                raise _failed(one.error)
+        return {(one.topic, one.partition): one.offset for one in answers if one.offset >= 0}
+
+    def commit(self, offsets: Mapping[Place, int]) -> None:
+        """Commit for the group, and wait for the broker's answer."""
+        if not offsets:
+            return
+        positions = [TopicPartition(*place, offset) for place, offset in offsets.items()]
+        _answer(lambda: self._consumer.commit(offsets=positions, asynchronous=False))
+
+    def delete_before(self, offsets: Mapping[Place, int]) -> None:
+        """Free the storage of records before these. Not waited for: the next one covers it."""
+        if offsets:
+            self._admin.delete_records(
+                [TopicPartition(*place, offset) for place, offset in offsets.items()]
+            )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._consumer.close()
+
+    def _list(self, places: Iterable[Place], spec: OffsetSpec) -> dict[Place, int]:
+        return self._offsets({TopicPartition(*place): spec for place in places})
+
+    def _offsets(self, wanted: dict[Any, OffsetSpec]) -> dict[Place, int]:
+        return _answer(lambda: self._ask(wanted)) if wanted else {}
+
+    def _ask(self, wanted: dict[Any, OffsetSpec]) -> dict[Place, int]:
+        answers = self._admin.list_offsets(wanted, request_timeout=TIMEOUT_S)
+        return {(at.topic, at.partition): one.result().offset for at, one in answers.items()}
+
+
+def _answer(ask: Callable[[], _Answer]) -> _Answer:
+    """The answer, asked for again while it is one that passes."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() not in PASSING or time.monotonic() > deadline_s:
+                raise _failed(error.args[0]) from error
+        time.sleep(ASK_AGAIN_S)
+
+
+def _failed(error: BrokerError) -> KafkaError:
+    # _NOENT: no broker leads such a partition.
+    if error.code() in (BrokerError.UNKNOWN_TOPIC_OR_PART, BrokerError._NOENT):  # noqa: SLF001 (its public name)
+        return KafkaError("topics of the wheel are missing: create them with `duetime topics`")
+    return KafkaError(f"Kafka did not answer about offsets ({error.str()}): is the broker up?")

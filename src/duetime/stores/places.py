@@ -1,0 +1,38 @@
+"""Which partition is which slot: the wheel's arithmetic, in the names of Kafka's topics."""
+
+from duetime.config import Settings
+from duetime.topics import TopicNames
+from duetime.wheel import Slot
+
+#: A partition of a topic.
+Place = tuple[str, int]
+
+
+class WheelPlaces:
+    """The wheel's partitions under these settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._names = TopicNames(settings)
+        self._wheel = settings.wheel
+        self._lead_ms = settings.lead_ms
+
+    def all(self) -> list[Place]:
+        """Every partition of the wheel."""
+        levels = range(self._wheel.levels)
+        ring = range(self._wheel.ring)
+        return [(self._names.wheel(level), each) for level in levels for each in ring]
+
+    def of(self, slot: Slot) -> Place:
+        """Where this slot is."""
+        return self._names.wheel(slot.level), self._wheel.partition(slot)
+
+    def covering(self, instant_ms: int) -> list[Place]:
+        """On each level, the partition whose slot covers the instant."""
+        levels = range(self._wheel.levels)
+        return [self.of(Slot(level, self._wheel.number(level, instant_ms))) for level in levels]
+
+    def slot_filling(self, place: Place, now_ms: int) -> Slot:
+        """The first slot in the partition that is not taken up yet."""
+        topic, partition = place
+        level = int(topic.rpartition(".")[2])
+        return self._wheel.slot_filling(level, partition, now_ms, self._lead_ms)

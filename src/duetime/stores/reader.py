@@ -1,0 +1,141 @@
+"""Looking at what waits in the wheel: nothing is claimed, nothing is committed, and no Spark.
+
+A message that was due in less than the horizon (4 s) when it came in goes through the lanes, not
+through the wheel: it is neither found nor counted.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from duetime.config import Settings
+from duetime.message import LATEST_MS, MessageId
+from duetime.stores import Found, OffsetRange, Pending
+from duetime.stores.listing import Listing, Selection, Stretch
+from duetime.stores.offsets import Offsets
+from duetime.stores.places import Place, WheelPlaces
+from duetime.stores.records import Entry, RangeReader
+from duetime.topics import TopicNames
+from duetime.wheel import Slot
+
+
+class WheelReader:
+    """What waits in the wheel, for any process that wants to know. Thread-safe."""
+
+    def __init__(self, settings: Settings, offsets: Offsets | None = None) -> None:
+        self._settings = settings
+        self._wheel = settings.wheel
+        self._places = WheelPlaces(settings)
+        self._offsets = offsets or Offsets(settings, TopicNames(settings).release_group)
+
+    def pending(self, now_ms: int) -> list[Pending]:
+        """How many records wait in each slot, in order of time; from offsets alone.
+
+        Cancels, what they cancel, and duplicates count until the slot's time. Raises KafkaError.
+        """
+        stretches = sorted(self._stretches(now_ms), key=lambda each: (each.end_ms, each.slot))
+        return [
+            Pending(
+                slot=each.slot,
+                start_ms=self._wheel.start_ms(each.slot),
+                end_ms=each.end_ms,
+                count=each.range.count,
+            )
+            for each in stretches
+        ]
+
+    def messages(
+        self,
+        now_ms: int,
+        *,
+        topic: str | None = None,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Found]:
+        """The messages that wait, by due time, and by arrival where that is the same.
+
+        Those for `topic`, due from `from_ms` up to, not including, `to_ms`. Cancelled ones are left
+        out, and of those with one id all but one. Only the slots that overlap the range are read,
+        each as it was when the look began; of a slot some 64 MiB are held at a time, and a larger
+        one is read several times. Raises KafkaError.
+        """
+        selection = Selection(
+            from_ms=0 if from_ms is None else from_ms,
+            to_ms=LATEST_MS + 1 if to_ms is None else to_ms,
+            topic=topic,
+        )
+        stretches = [
+            each
+            for each in self._stretches(now_ms)
+            if each.overlaps(selection.from_ms, selection.to_ms)
+        ]
+        with RangeReader(self._settings) as reader:
+            listing = Listing(reader=reader, stretches=stretches, selection=selection)
+            yield from islice(listing, limit)
+
+    def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002 (what all call it)
+        """The message with this id, if it waits; `cancelled` if a cancel waits for it too.
+
+        Reads one slot a level at most. Raises KafkaError.
+        """
+        stretches = self._stretches(now_ms, self._places.covering(id.due_ms))
+        ranges = [each.range for each in stretches if each.overlaps(id.due_ms, id.due_ms + 1)]
+        if not ranges:
+            return None
+        with RangeReader(self._settings) as reader:
+            return _found(one for one in reader.entries(ranges) if one.id == id)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._offsets.close()
+
+    def _stretches(self, now_ms: int, places: Iterable[Place] | None = None) -> list[Stretch]:
+        """What waits in these partitions, or in all."""
+        waiting = self._waiting(list(self._places.all() if places is None else places))
+        slots = {place: self._places.slot_filling(place, now_ms) for place in waiting}
+        # A turn's records are told from an earlier turn's by their age.
+        turns = self._offsets.first_since(
+            {place: self._wheel.filled_from_ms(slot) for place, slot in slots.items()}
+        )
+        stretches = []
+        for place, (start, end) in waiting.items():
+            first = turns[place]
+            turn = end if first is None else min(max(first, start), end)
+            stretches += [
+                self._left_over(slots[place], OffsetRange(*place, start, turn)),
+                self._filling(slots[place], OffsetRange(*place, turn, end)),
+            ]
+        return [each for each in stretches if each.range.count > 0]
+
+    def _waiting(self, places: list[Place]) -> dict[Place, tuple[int, int]]:
+        """The offsets between which records wait, where some do."""
+        committed, ends = self._offsets.committed(places), self._offsets.ends(places)
+        lagging = [place for place in places if ends[place] > committed.get(place, 0)]
+        starts = {
+            place: max(start, committed.get(place, 0))
+            for place, start in self._offsets.starts(lagging).items()
+        }
+        return {place: (start, ends[place]) for place, start in starts.items()}
+
+    def _filling(self, slot: Slot, offsets: OffsetRange) -> Stretch:
+        return Stretch(
+            slot=slot,
+            start_ms=self._wheel.start_ms(slot),
+            end_ms=self._wheel.end_ms(slot),
+            range=offsets,
+        )
+
+    def _left_over(self, filling: Slot, offsets: OffsetRange) -> Stretch:
+        """What the turn before this one has left, or an earlier one: due at any time up to then."""
+        slot = Slot(filling.level, filling.number - self._wheel.ring)
+        return Stretch(slot=slot, start_ms=0, end_ms=self._wheel.end_ms(slot), range=offsets)
+
+
+def _found(entries: Iterable[Entry]) -> Found | None:
+    """The first message among the records with one id, and whether a cancel is among them."""
+    message, cancelled = None, False
+    for entry in entries:
+        cancelled = cancelled or entry.topic is None
+        if message is None and entry.topic is not None:
+            message = entry
+    return message.found(cancelled=cancelled) if message else None

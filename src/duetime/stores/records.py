@@ -1,0 +1,159 @@
+"""The wheel's records, read without Spark: exact ranges of offsets, and what a record says."""
+
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self, cast
+
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import KafkaError as BrokerError
+
+from duetime.config import Settings
+from duetime.connection import librdkafka_properties
+from duetime.errors import InvalidMessage, KafkaError
+from duetime.message import WAITING_HEADERS, MessageId
+from duetime.stores import Found, OffsetRange
+
+#: A header's name and value.
+Header = tuple[str, bytes | None]
+
+#: The most records taken from the client at a time.
+BATCH = 500
+
+#: How long the broker may take to give the next record, in seconds.
+TIMEOUT_S = 10.0
+
+#: How long to wait for a full batch before taking what there is, in seconds.
+WAIT_S = 0.1
+
+#: What a record weighs in Python besides its bytes, roughly.
+OBJECT_BYTES = 1_000
+
+
+class Entry(NamedTuple):
+    """A record of the wheel: a message, or the cancel of one."""
+
+    id: MessageId
+    #: Null for a cancel.
+    topic: str | None
+    partition: int | None
+    offset: int
+    record: Message
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """By due time, and by arrival where that is the same."""
+        return self.id.due_ms, self.offset
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory, roughly."""
+        return len(self.record.key() or b"") + len(self.record.value() or b"") + OBJECT_BYTES
+
+    def found(self, *, cancelled: bool) -> Found:
+        """The message, as those who look for it get it."""
+        return Found(
+            id=self.id,
+            topic=self.topic or "",
+            partition=self.partition,
+            key=self.record.key(),
+            value=self.record.value(),
+            headers=_headers(self.record)[len(WAITING_HEADERS) :],
+            cancelled=cancelled,
+        )
+
+
+def entry(record: Message) -> Entry | None:
+    """What the record says; None where it is none of duetime's."""
+    headers = _headers(record)[: len(WAITING_HEADERS)]
+    if tuple(name for name, _ in headers) != WAITING_HEADERS:
+        return None
+    try:
+        topic, partition, _, name = (_text(value) for _, value in headers)
+        return Entry(
+            id=MessageId.parse(name or ""),
+            topic=topic,
+            partition=None if partition is None else int(partition),
+            offset=record.offset() or 0,
+            record=record,
+        )
+    except (InvalidMessage, ValueError):
+        return None
+
+
+class RangeReader:
+    """A consumer that reads exact ranges, one call after another, and commits nothing."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._consumer = Consumer(
+            librdkafka_properties(settings)
+            | {
+                "group.id": f"{settings.namespace}.reader",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                # What is settled while it is read is gone: go on with what is still there.
+                "auto.offset.reset": "earliest",
+                # The only sign that nothing of a range is left.
+                "enable.partition.eof": True,
+                # A fetch at the end of one range would hold up the first of the next.
+                "fetch.wait.max.ms": 10,
+            }
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._consumer.close()
+
+    def entries(self, ranges: Sequence[OffsetRange]) -> Iterator[Entry]:
+        """The records of these ranges that are duetime's, in order of offset within each."""
+        for record in self._records(ranges):
+            if (found := entry(record)) is not None:
+                yield found
+
+    def _records(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
+        ends = {(each.topic, each.partition): each.end for each in ranges if each.count > 0}
+        left = sum(each.count for each in ranges)
+        self._consumer.assign(
+            [TopicPartition(each.topic, each.partition, each.start) for each in ranges]
+        )
+        while ends:
+            for record in self._batch(min(BATCH, max(1, left))):
+                place = record.topic() or "", record.partition() or 0
+                end, offset = ends.get(place, 0), record.offset() or 0
+                # At a partition's end comes an event with the end's offset.
+                if offset >= end - 1:
+                    ends.pop(place, None)
+                if offset < end:
+                    left -= 1
+                    yield record
+
+    def _batch(self, most: int) -> list[Message]:
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            if records := self._consumer.consume(most, timeout=WAIT_S):
+                _check(records)
+                return records
+        raise KafkaError(f"Kafka gave no record for {TIMEOUT_S:.0f} s: is the broker up?")
+
+
+def _headers(record: Message) -> list[Header]:
+    # The client takes headers in many forms, and gives them in this one.
+    return cast("list[Header]", record.headers() or [])
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
+
+
+def _check(records: Sequence[Message]) -> None:
+    for record in records:
+        error = record.error()
+        if error is not None and error.code() != BrokerError._PARTITION_EOF:  # noqa: SLF001 (its public name)
+            raise KafkaError(f"Kafka could not be read ({error.str()}): is the broker up?")

@@ -1,0 +1,141 @@
+"""What tests share: one broker and one Spark session a process, and a writer into the wheel."""
+
+import os
+import uuid
+from itertools import count
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from duetime.admin import create_topics
+from duetime.client import Wanted, producer_properties, scheduled
+from duetime.clock import SystemClock
+from duetime.config import Settings
+from duetime.connection import librdkafka_properties
+from duetime.errors import SetupError
+from duetime.local.broker import LocalBroker
+from duetime.local.jars import pipeline_jars
+from duetime.message import WAITING_HEADERS, MessageId
+from duetime.pipeline.session import spark_session
+
+
+@pytest.fixture(scope="module")
+def spark(_jvm_ends_well):
+    """The one session of this process; a new one in the same JVM if a pipeline stopped the last."""
+    return spark_session(Settings(), pipeline_jars())
+
+
+@pytest.fixture(scope="session")
+def _jvm_ends_well():
+    yield
+    from pyspark.sql import SparkSession  # noqa: PLC0415 (most tests run without Spark)
+
+    if session := SparkSession.getActiveSession():
+        session.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory):
+    """A real Kafka. Where it cannot start, tests are skipped on a laptop and fail in CI."""
+    local = LocalBroker(tmp_path_factory.mktemp("kafka"))
+    try:
+        local.start()
+    except SetupError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+    yield local
+    local.stop()
+
+
+@pytest.fixture
+def settings(broker):
+    """Settings with a namespace of its own and a small wheel: 3 levels, 68 minutes. No topics."""
+    return small_settings(broker.bootstrap)
+
+
+def small_settings(bootstrap, **others):
+    name = f"t{uuid.uuid4().hex[:8]}"
+    return Settings(
+        bootstrap=bootstrap,
+        namespace=name,
+        airtel_topic=f"{name}.in.airtel",
+        countdown_topic=f"{name}.in.countdown",
+        scheduler_topic=f"{name}.in.scheduler",
+        wheel_slots=16,
+        wheel_levels=3,
+        **others,
+    )
+
+
+@pytest.fixture
+def topics(settings):
+    """The names of duetime's topics under `settings`, created, and deleted at the end."""
+    names = create_topics(settings)
+    yield names
+    # A broker for a whole session's partitions would run out of files.
+    admin = AdminClient(librdkafka_properties(settings))
+    for deleted in admin.delete_topics(names).values():
+        deleted.result()
+
+
+@pytest.fixture
+def now_ms():
+    return SystemClock().now_ms()
+
+
+@pytest.fixture
+def wheel(settings, topics, now_ms):  # noqa: ARG001 (the topics must be there)
+    """Writes what waits, as the intake would."""
+    return WheelWriter(settings, now_ms)
+
+
+class WheelWriter:
+    """Writes records into the slots where they belong at `now_ms`, or on a level of choice."""
+
+    def __init__(self, settings, now_ms):
+        self._settings = settings
+        self._now_ms = now_ms
+        self._numbers = count()
+        self._producer = Producer(producer_properties(settings))
+
+    def message(self, topic, due_ms, *, unique=None, level=None, partition=None, **parts):
+        """Write a message; returns its id."""
+        identity = MessageId(due_ms=due_ms, unique=unique or f"m{next(self._numbers)}")
+        wanted = Wanted(topic=topic, partition=partition, **parts)
+        record = scheduled(
+            wanted, self._settings, due_ms=due_ms, now_ms=due_ms, unique=identity.unique
+        )
+        address = topic, None if partition is None else str(partition)
+        own = [pair for pair in record.headers if pair[0] not in WAITING_HEADERS]
+        self._write(identity, level, _waiting(address, identity) + own, (record.key, record.value))
+        return identity
+
+    def cancel(self, identity, *, level=None):
+        """Write a cancel."""
+        headers = _waiting((None, None), identity)
+        self._write(identity, level, headers, (str(identity), None))
+
+    def foreign(self, due_ms, headers, *, level=None):
+        """Write a record that is none of duetime's."""
+        topic, partition = self._slot(due_ms, level)
+        self._producer.produce(topic, b"foreign", partition=partition, headers=headers)
+        self._producer.flush()
+
+    def _write(self, identity, level, headers, key_and_value):
+        topic, partition = self._slot(identity.due_ms, level)
+        key, value = key_and_value
+        self._producer.produce(topic, value, key, partition=partition, headers=headers)
+        self._producer.flush()
+
+    def _slot(self, due_ms, level):
+        shape = self._settings.wheel
+        if level is None:
+            level = shape.place(due_ms, self._now_ms).level
+        return f"{self._settings.namespace}.wheel.{level}", shape.number(level, due_ms) % shape.ring
+
+
+def _waiting(address, identity):
+    values = (*address, str(identity.due_ms), str(identity))
+    return list(zip(WAITING_HEADERS, values, strict=True))

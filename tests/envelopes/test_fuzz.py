@@ -1,0 +1,266 @@
+"""Whatever is sent to an intake topic: it is routed, or rejected untouched; and nothing raises."""
+
+import json
+import random
+import tomllib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from duetime.config import Settings
+from duetime.errors import Reason
+from duetime.message import MessageId, check_destination
+from duetime.pipeline.intake import judged, routed, understood
+from duetime.topics import TopicNames
+
+pytestmark = pytest.mark.system
+
+SETTINGS = Settings()
+NAMES = TopicNames(SETTINGS)
+STAMPED = datetime(2027, 1, 15, tzinfo=UTC)
+
+RECORD = (
+    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
+    "headers array<struct<key:string,value:binary>>"
+)
+
+#: Seeded, so that a failure comes again.
+CHANCE = random.Random(20_261_224)  # noqa: S311 (no secret)
+LONG = 900_000
+
+#: A sender's record: key, value, headers.
+Sent = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]
+
+
+def some_bytes(most: int = 200) -> bytes | None:
+    return CHANCE.choice([None, b"", CHANCE.randbytes(CHANCE.randrange(most))])
+
+
+def random_records(count: int) -> Iterator[Sent]:
+    """Noise, and noise under names that mean something."""
+    names = ["due-topic", "due-at-ms", "due-in-ms", "due-id", "due-partition", "due-cluster", "due-op",
+             "scheduler-epoch", "scheduler-target-topic", "scheduler-target-key", "", "x", "\x00", "é"]  # fmt: skip
+    values = [
+        b"orders",
+        b"1",
+        b"0",
+        b"-1",
+        b"cancel",
+        b"9" * 18,
+        b"9" * 1_000,
+        b"1e5",
+        b" 1",
+        b"1\n",
+    ]
+    for _ in range(count):
+        headers = [
+            (CHANCE.choice(names), CHANCE.choice([*values, some_bytes()]))
+            for _ in range(CHANCE.randrange(12))
+        ]
+        yield some_bytes(), some_bytes(), CHANCE.choice([None, headers])
+
+
+def golden_records() -> list[Sent]:
+    """What senders write, good and bad, as the golden records have it."""
+    found = []
+    for path in sorted(Path(__file__).parent.glob("*.toml")):
+        for case in tomllib.loads(path.read_text())["case"]:
+            headers = [
+                (name, (rest or [""])[0].encode()) for name, *rest in case.get("headers", ())
+            ]
+            key, value = case.get("key", "").encode(), case.get("value", "").encode()
+            found.append((key, value, headers))
+    return found
+
+
+def mutated(count: int) -> Iterator[Sent]:
+    """Golden records with some bytes changed, cut out, repeated or put elsewhere."""
+    originals = golden_records()
+    for _ in range(count):
+        key, value, headers = CHANCE.choice(originals)
+        yield torn(key), torn(value), [(name, torn(each)) for name, each in headers]
+
+
+def torn(data: bytes) -> bytes:
+    if CHANCE.random() < 0.5 or not data:
+        return data
+    start, end = sorted(CHANCE.randrange(len(data) + 1) for _ in range(2))
+    middle = data[start:end]
+    changed = [b"", middle * 2, middle[::-1], CHANCE.randbytes(len(middle)), CHANCE.choice(TOKENS)]
+    return data[:start] + CHANCE.choice(changed) + data[end:]
+
+
+TOKENS = [b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"null", b"NaN", b"1e999999999", b"\\ud800",
+          b"\xff", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b"\x00", b"-", b"1" * 1_000, b'"value":1,', b"\n"]  # fmt: skip
+
+
+def envelopes(payload: str) -> Iterator[Sent]:
+    """The payload as every field of every JSON envelope in turn."""
+    fields = {"topic": '"t"', "key": '"k"', "value": '"v"', "message": '"m"', "postTime": "1"}
+    fields |= {"headers": '{"a":"b"}', "countdown": "0", "failurePostCallbackUrl": '"http://c"'}
+    for name in fields:
+        text = ",".join(f'"{each}":{value}' for each, value in (fields | {name: payload}).items())
+        yield None, f"{{{text}}}".encode(errors="surrogatepass"), None
+
+
+def nasty_payloads() -> Iterator[str]:
+    yield from (
+        "NaN",
+        "-Infinity",
+        "[]",
+        "{}",
+        "null",
+        "true",
+        '"\\ud800"',
+        '"\ud800"',
+        '"\\u0000"',
+    )
+    yield from ("9" * 1_000, "0." + "9" * 1_000, "1e" + "9" * 1_000, '"1e-999999999"', "-" * 1_000)
+    for depth in (31, 32, 33, 1_000, 100_000):
+        yield "[" * depth + "]" * depth
+        yield '{"a":' * depth + "1" + "}" * depth
+    yield '{"a":1,"a":2}'
+    yield '{"value":1,"topic":2}'
+
+
+def long_payloads() -> Iterator[str]:
+    yield from ("[" * LONG, '{"a":' * (LONG // 5), '"' * LONG, "1" * LONG, " " * LONG)
+    yield from (
+        '"' + "x" * LONG + '"',
+        '"' + "\\" * LONG + '"',
+        '"' + "\\u00e9" * (LONG // 6) + '"',
+    )
+    yield "{" + ",".join(f'"{each}":{each}' for each in range(LONG // 16)) + "}"
+    yield '{"' + "n" * LONG + '":1}'
+    yield "[" + "[]," * (LONG // 3) + "0]"
+
+
+def nasty_records() -> Iterator[Sent]:
+    due = [("due-topic", b"t"), ("due-at-ms", b"1")]
+    for payload in nasty_payloads():
+        yield from envelopes(payload)
+    for payload in long_payloads():
+        yield from list(envelopes(payload))[:3]
+    for raw in (
+        b"{",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"\xef\xbb\xbf{}",
+        b"\x00" * 1_000,
+        b" " * LONG,
+    ):
+        yield b"k", raw, due
+    yield None, None, None
+    yield b"k", None, []
+    yield b"k", b"v", [*due, *((str(each), b"x") for each in range(10_000))]
+    yield b"k", b"v", [*due, *[("same", b"x")] * 10_000]
+    yield b"k", b"v", [*due, *[("", None)] * 200_000]
+    yield b"k", b"v", [*due, ("long", b"x" * LONG)]
+    yield b"k", b"v", [*due, ("n" * LONG, b"x")]
+    yield b"k", b"v", [("due-topic", b"t" * LONG), ("due-at-ms", b"1" * LONG)]
+    yield b"k" * LONG, b"v" * LONG, due
+
+
+@pytest.fixture(scope="module")
+def sent():
+    """(topic, record), every kind of record to every topic."""
+    small = [*random_records(1_500), *mutated(3_000)]
+    everywhere = [*golden_records(), *nasty_records()]
+    pairs = [(CHANCE.choice(NAMES.intake), each) for each in small]
+    return (
+        pairs
+        + [(CHANCE.choice(NAMES.intake[:4]), each) for each in everywhere]
+        + on_json(everywhere)
+    )
+
+
+def on_json(records: list[Sent]) -> list[tuple[str, Sent]]:
+    return [(topic, each) for topic in (NAMES.airtel, NAMES.countdown) for each in records]
+
+
+@pytest.fixture(scope="module")
+def rows(spark, sent):
+    """What the sink would get for each, in order."""
+    records = [(topic, 0, offset, STAMPED, *record) for offset, (topic, record) in enumerate(sent)]
+    frame = spark.createDataFrame(spark.sparkContext.parallelize(records, 16), RECORD)
+    return routed(judged(understood(frame, SETTINGS), SETTINGS), SETTINGS).collect()
+
+
+def headers_of(row):
+    return [(one.key, None if one.value is None else bytes(one.value)) for one in row.headers]
+
+
+def payload(row):
+    return tuple(None if each is None else bytes(each) for each in (row.key, row.value))
+
+
+def test_every_record_comes_out_exactly_once(sent, rows):
+    assert len(rows) == len(sent)
+
+
+def test_what_is_rejected_is_untouched_and_says_why(sent, rows):
+    reasons = set()
+    for offset, ((topic, (key, value, headers)), row) in enumerate(zip(sent, rows, strict=True)):
+        if row.topic != NAMES.rejected:
+            continue
+        *own, (_, reason), _, (_, source) = headers_of(row)
+        reasons.add(reason.decode())
+        assert source == f"{topic}/0/{offset}".encode()
+        # Too large even for the topic of the rejected: its source says where it is.
+        if row.key or row.value or own:
+            assert (payload(row), own) == ((key, value), headers or [])
+        else:
+            assert reason == b"too-large" or not (key or value or headers)
+    assert reasons <= set(Reason)
+    assert len(reasons) > 10
+
+
+def test_what_is_routed_goes_to_a_legal_place_under_an_id_of_its_due_time(rows):
+    found = set()
+    for row in rows:
+        if row.topic == NAMES.rejected:
+            continue
+        headers = dict(headers_of(row)[:4])
+        identity = MessageId.parse(headers["due-id"].decode())
+        assert identity.due_ms == int(headers["due-at-ms"])
+        found.add(kind_of(row))
+    assert found >= {"destination", "wheel"}
+
+
+def kind_of(row):
+    if row.topic == NAMES.lanes:
+        assert 0 <= row.partition < SETTINGS.ladder.lanes
+        return "lane"
+    if row.topic.startswith(NAMES.wheel(0)[:-1]):
+        assert 0 <= row.partition < SETTINGS.wheel.ring
+        return "wheel"
+    assert check_destination(row.topic, SETTINGS.namespace)
+    assert row.partition is None or row.partition >= 0
+    return "destination"
+
+
+def test_a_payload_cut_out_of_json_is_what_another_parser_finds_there(sent, rows):
+    fields = {NAMES.airtel: "value", NAMES.countdown: "message"}
+    compared = 0
+    for (topic, (_, value, _)), row in zip(sent, rows, strict=True):
+        if topic not in fields or row.topic == NAMES.rejected:
+            continue
+        expected = json.loads(value, parse_constant=pytest.fail, parse_float=str, parse_int=str)[
+            fields[topic]
+        ]
+        assert delivered(row.value, isinstance(expected, str), value) == expected
+        compared += 1
+    assert compared > 100
+
+
+def delivered(payload, is_text, value):
+    """The delivered bytes, read again; they are a piece of what was sent unless they were a string."""
+    if payload is None:
+        return None
+    text = bytes(payload)
+    if is_text:
+        return text.decode()
+    assert text in value
+    return json.loads(text, parse_float=str, parse_int=str)
