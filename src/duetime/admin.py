@@ -1,0 +1,157 @@
+"""duetime's topics on the cluster: created where they are missing, and checked.
+
+Each function asks the cluster twice at most, however many topics there are.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+    TopicMetadata,
+)
+
+from duetime.config import Settings
+from duetime.connection import librdkafka_properties
+from duetime.errors import ConfigError, KafkaError
+from duetime.topics import Topic, check_all, required_topics, shared_names
+
+#: How long one request may take, in seconds. Creating hundreds of partitions takes a few.
+TIMEOUT_S = 30.0
+
+#: How long the cluster may take to find leaders for new partitions, in seconds.
+LEADERS_TIMEOUT_S = 60.0
+
+#: How long to wait before asking for the leaders again, in seconds.
+ASK_AGAIN_S = 0.05
+
+
+def create_topics(settings: Settings) -> list[str]:
+    """Create the missing topics, wait until they can be written to, and return their names.
+
+    Safe to repeat, and by two at once. Existing topics stay as they are: see `topic_problems`.
+    Raises KafkaError, and ConfigError where a setting keeps a topic from being created.
+    """
+    topics = required_topics(settings)
+    check_all(shared_names(topics))
+    admin = AdminClient(librdkafka_properties(settings))
+    existing = _existing(admin, settings)
+    missing = [topic for topic in topics if topic.name not in existing]
+    if missing:
+        _create(admin, missing, settings)
+        _await_leaders(admin, missing, settings)
+    return [topic.name for topic in missing]
+
+
+def topic_problems(settings: Settings) -> list[str]:
+    """What is wrong with the topics as they exist, a sentence each; empty where all is well.
+
+    Raises KafkaError.
+    """
+    topics = required_topics(settings)
+    admin = AdminClient(librdkafka_properties(settings))
+    existing = _existing(admin, settings)
+    configs = _configs(admin, [topic.name for topic in topics if topic.name in existing])
+    problems = list(shared_names(topics))
+    for topic in topics:
+        if topic.name in existing:
+            partitions = len(existing[topic.name].partitions)
+            problems += topic.problems(partitions, configs[topic.name])
+        else:
+            problems.append(f"topic {topic.name} is missing: create it with `duetime topics`")
+    return problems
+
+
+def check_topics(settings: Settings) -> None:
+    """Raise ConfigError with everything that is wrong with the topics."""
+    check_all(topic_problems(settings))
+
+
+def _existing(admin: AdminClient, settings: Settings) -> dict[str, TopicMetadata]:
+    try:
+        metadata = admin.list_topics(timeout=TIMEOUT_S)
+    except KafkaException as error:
+        raise KafkaError(
+            f"Kafka at {settings.bootstrap} does not answer ({_reason(error)}): "
+            "is the broker up, and is this its address?"
+        ) from error
+    return {name: topic for name, topic in metadata.topics.items() if topic.error is None}
+
+
+def _create(admin: AdminClient, topics: Iterable[Topic], settings: Settings) -> None:
+    wanted = [_new_topic(topic, settings.replication_factor) for topic in topics]
+    answers = admin.create_topics(wanted, operation_timeout=TIMEOUT_S, request_timeout=TIMEOUT_S)
+    for name, answer in answers.items():
+        _check_created(name, answer)
+
+
+def _new_topic(topic: Topic, replicas: int) -> NewTopic:
+    return NewTopic(
+        topic.name,
+        num_partitions=topic.partitions,
+        replication_factor=replicas,
+        config=dict(topic.settings),
+    )
+
+
+def _check_created(name: str, answer: "Future[None]") -> None:
+    try:
+        answer.result()
+    except KafkaException as error:
+        code = error.args[0].code()
+        if code == BrokerError.TOPIC_ALREADY_EXISTS:
+            return
+        what = f"topic {name} could not be created ({_reason(error)})"
+        if code == BrokerError.INVALID_REPLICATION_FACTOR:
+            raise ConfigError(f"{what}: set replication_factor") from error
+        raise KafkaError(f"{what}: may this user create topics?") from error
+
+
+def _await_leaders(admin: AdminClient, topics: Sequence[Topic], settings: Settings) -> None:
+    deadline = time.monotonic() + LEADERS_TIMEOUT_S
+    while leaderless := _leaderless(_existing(admin, settings), topics):
+        if time.monotonic() > deadline:
+            raise KafkaError(
+                f"topic {leaderless[0]} is created but cannot be written to yet: "
+                "look at the brokers, then try again"
+            )
+        time.sleep(ASK_AGAIN_S)
+
+
+def _leaderless(existing: Mapping[str, TopicMetadata], topics: Iterable[Topic]) -> list[str]:
+    return [topic.name for topic in topics if not _has_leaders(existing.get(topic.name))]
+
+
+def _has_leaders(topic: TopicMetadata | None) -> bool:
+    return topic is not None and all(one.leader >= 0 for one in topic.partitions.values())
+
+
+def _configs(admin: AdminClient, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Each topic's settings, the cluster's defaults included."""
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+    if not resources:
+        return {}
+    answers = admin.describe_configs(resources, request_timeout=TIMEOUT_S)
+    return {resource.name: _settings(resource.name, answer) for resource, answer in answers.items()}
+
+
+def _settings(name: str, answer: "Future[dict[str, Any]]") -> dict[str, str]:
+    try:
+        entries = answer.result()
+    except KafkaException as error:
+        raise KafkaError(
+            f"the settings of topic {name} could not be read ({_reason(error)}): "
+            "may this user describe topics?"
+        ) from error
+    return {entry.name: entry.value for entry in entries.values() if entry.value is not None}
+
+
+def _reason(error: KafkaException) -> str:
+    return str(error.args[0].str())

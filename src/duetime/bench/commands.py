@@ -1,0 +1,142 @@
+"""The command line of the benchmarks: reads what is wanted, runs it on a testbed, shows the result.
+
+Each command imports its benchmark when it runs: those import Spark, and `duetime --help` need not.
+"""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from duetime.bench.display import show
+from duetime.bench.load import LoadPlan
+from duetime.bench.result import summed_up
+from duetime.bench.testbed import testbed
+from duetime.clock import parse_duration
+from duetime.errors import InvalidMessage, Reason
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Measure lateness and throughput on this machine, or on an existing cluster.",
+)
+
+Kafka = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Use this cluster; else a temporary broker is started."),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="One JSON line at the end of stdout instead of a table.")
+]
+Messages = Annotated[int, typer.Option(min=1, help="How many messages.")]
+ValueBytes = Annotated[int, typer.Option(min=100, help="Size of each message's value.")]
+Runs = Annotated[int, typer.Option(min=1, help="Repeat, and show medians and their spread.")]
+
+#: Of several runs these are added up, and all other figures are medians.
+COUNTED = ("sent", "delivered", "lost", "duplicated", "early")
+
+
+@app.command()
+def lateness(  # noqa: PLR0913 (a command's options)
+    *,
+    rate: Annotated[float, typer.Option(min=0.1, help="Messages a second.")] = 10_000,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to send.")] = 60,
+    delay: Annotated[str, typer.Option(help="Least and most delay, such as 5s..30s.")] = "5s..30s",
+    value_bytes: ValueBytes = 200,
+    runs: Runs = 1,
+    timeline: Annotated[bool, typer.Option(help="Show each second of due time as well.")] = False,
+    kafka: Kafka = None,
+    as_json: AsJson = False,
+) -> None:
+    """How late messages come that go the whole way, through a warm pipeline."""
+    from duetime.bench.lateness import lateness as run  # noqa: PLC0415 (imports Spark)
+
+    plan = LoadPlan(
+        messages=max(1, round(rate * seconds)),
+        rate=rate,
+        delay_ms=parse_range(delay),
+        destinations=(),
+        value_bytes=value_bytes,
+    )
+    with testbed(kafka) as settings:
+        done = run(settings, plan, runs)
+    result = summed_up([each.figures() for each in done], summed=COUNTED)
+    if timeline:
+        result["timeline"] = [asdict(second) for second in done[-1].seconds]
+    show("lateness", result, as_json=as_json)
+
+
+@app.command()
+def catchup(
+    *,
+    messages: Messages = 1_000_000,
+    value_bytes: ValueBytes = 200,
+    runs: Runs = 1,
+    kafka: Kafka = None,
+    as_json: AsJson = False,
+) -> None:
+    """How fast overdue messages are released, against a plain copy by Spark."""
+    from duetime.bench.catchup import catchup as run  # noqa: PLC0415 (imports Spark)
+
+    with testbed(kafka) as settings:
+        paces = run(settings, messages, value_bytes, runs)
+    show("catchup", summed_up([each.figures() for each in paces]), as_json=as_json)
+
+
+@app.command()
+def intake(
+    *,
+    messages: Messages = 1_000_000,
+    value_bytes: ValueBytes = 200,
+    runs: Runs = 1,
+    kafka: Kafka = None,
+    as_json: AsJson = False,
+) -> None:
+    """How fast Airtel's JSON gets into the wheel, against a plain copy by Spark."""
+    from duetime.bench.intake import run_intake  # noqa: PLC0415 (imports Spark)
+
+    with testbed(kafka) as settings:
+        paces = run_intake(settings, messages, value_bytes, runs)
+    show("intake", summed_up([each.figures() for each in paces]), as_json=as_json)
+
+
+@app.command()
+def pending(
+    *,
+    messages: Messages = 5_000_000,
+    seconds: Annotated[int, typer.Option(min=1, help="How long to send beside it.")] = 60,
+    value_bytes: ValueBytes = 200,
+    kafka: Kafka = None,
+    as_json: AsJson = False,
+) -> None:
+    """What millions of waiting messages cost the driver in memory, and in punctuality."""
+    from duetime.bench.pending import pending as run  # noqa: PLC0415 (imports Spark)
+
+    with testbed(kafka) as settings:
+        cost = run(settings, messages, seconds, value_bytes)
+    show("pending", cost.figures(), as_json=as_json)
+
+
+@app.command()
+def wheel(
+    *,
+    years: Annotated[float, typer.Option(min=0.01, help="How far away the message is due.")] = 5,
+    kafka: Kafka = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether a message that is due in years walks every level, in simulated time."""
+    from duetime.bench.wheel import wheel as run  # noqa: PLC0415 (imports Spark)
+
+    with testbed(kafka) as settings:
+        walks = run(settings, years)
+    show("wheel", asdict(walks), as_json=as_json)
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """Read `5s..30s`, or one duration, as the least and the most in ms. Raises InvalidMessage."""
+    least, _, most = text.partition("..")
+    least_ms, most_ms = parse_duration(least), parse_duration(most or least)
+    if least_ms > most_ms:
+        raise InvalidMessage(
+            Reason.BAD_DUE_TIME, f"{text!r} goes backwards: write the shorter duration first"
+        )
+    return least_ms, most_ms

@@ -1,0 +1,79 @@
+"""`duetime bench lateness`: how late messages are that go the whole way through a warm pipeline.
+
+The pipeline runs in this process, as it does in that of `duetime up`; this process only waits while
+a run lasts. The load generator is a process of its own, and what came is read after the run.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+
+from duetime.bench.appends import Appends
+from duetime.bench.load import LoadPlan, Sent, start_load
+from duetime.bench.reader import read_arrivals
+from duetime.bench.report import Report, Second, report, timeline
+from duetime.bench.say import say
+from duetime.bench.testbed import create_destinations
+from duetime.config import Settings
+from duetime.local.jars import pipeline_jars
+from duetime.pipeline.runner import Pipeline
+
+#: How long after the last message's time is still waited for it, in seconds.
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run: what was sent, and what came of it."""
+
+    sent: Sent
+    report: Report
+    seconds: list[Second]
+
+    def figures(self) -> dict[str, int | float | None]:
+        """The result as it is shown."""
+        return {
+            **asdict(self.report),
+            "rate_reached": self.sent.rate_reached,
+            "load_cores": self.sent.cores,
+            "load_behind_ms": self.sent.behind_ms,
+        }
+
+
+def lateness(settings: Settings, plan: LoadPlan, runs: int) -> list[Run]:
+    """Send the plan through a warm pipeline, so many times, one after the other."""
+    with running_pipeline(settings):
+        return [run_once(settings, plan, f"run-{number}") for number in range(1, runs + 1)]
+
+
+@contextmanager
+def running_pipeline(settings: Settings) -> Iterator[Pipeline]:
+    """A warm pipeline, watched as `duetime run` watches it."""
+    say("starting the pipeline and warming it up ...")
+    with Pipeline(settings, jars=pipeline_jars()) as pipeline:
+        watching = threading.Thread(target=pipeline.watch, daemon=True)
+        watching.start()
+        yield pipeline
+        pipeline.ask_to_stop()
+        watching.join()
+
+
+def run_once(settings: Settings, plan: LoadPlan, name: str) -> Run:
+    """Send the plan to a new destination, wait until all of it came, and read it there."""
+    topic, sent = deliver(settings, plan, name)
+    arrivals = read_arrivals(settings, [topic])
+    return Run(sent=sent, report=report(arrivals, sent.sent), seconds=timeline(arrivals))
+
+
+def deliver(settings: Settings, plan: LoadPlan, name: str) -> tuple[str, Sent]:
+    """Send the plan to a new destination; returns when all of it came, or should have long ago."""
+    (topic,) = create_destinations(settings, [name])
+    say(f"sending {plan.messages:,} messages to {topic} ...")
+    with start_load(settings, replace(plan, destinations=(topic,))) as load:
+        sent = load.wait()
+    left_s = sent.last_due_ms / 1_000 - time.time()
+    if not Appends(settings, [topic]).wait_for(sent.sent, left_s + PATIENCE_S):
+        say(f"not all came within {PATIENCE_S:.0f} s of their time")
+    return topic, sent

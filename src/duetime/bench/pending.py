@@ -1,0 +1,97 @@
+"""`duetime bench pending`: what millions of waiting messages cost the driver, and punctuality.
+
+The same steady load twice through one pipeline: first with nothing waiting, then with the backlog,
+which the load generator writes straight into the slots of the wheel. What came is read at the
+end, so that reading does not grow the process that is measured.
+"""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from duetime.bench.lateness import deliver, running_pipeline
+from duetime.bench.load import LoadPlan
+from duetime.bench.records import Shape
+from duetime.bench.report import Report, measure
+from duetime.bench.testbed import create_destinations
+from duetime.bench.throughput import fill
+from duetime.config import Settings
+
+#: When the backlog is due, in ms after it is written: past the end of the benchmark, up to 30 days.
+BACKLOG_DELAY_MS = (10 * 60_000, 30 * 24 * 3_600_000)
+
+#: The steady load beside it.
+RATE = 1_000
+DELAY_MS = (5_000, 30_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """The driver without and with the backlog."""
+
+    rss_mb_before: int
+    rss_mb_after: int
+    without: Report
+    with_backlog: Report
+
+    def figures(self) -> dict[str, int | None]:
+        """The result as it is shown."""
+        return {
+            "driver_rss_mb_before": self.rss_mb_before,
+            "driver_rss_mb_after": self.rss_mb_after,
+            "p99_ms": self.with_backlog.p99_ms,
+            "p99_ms_without": self.without.p99_ms,
+            "lost": self.without.lost + self.with_backlog.lost,
+            "duplicated": self.without.duplicated + self.with_backlog.duplicated,
+            "early": self.without.early + self.with_backlog.early,
+        }
+
+
+def pending(settings: Settings, messages: int, seconds: int, value_bytes: int) -> Cost:
+    """Deliver at a steady rate without and with a backlog of so many messages."""
+    steady = LoadPlan(messages=RATE * seconds, rate=RATE, delay_ms=DELAY_MS, destinations=())
+    with running_pipeline(settings) as pipeline:
+        without, sent_without = deliver(settings, steady, "without")
+        before = driver_rss_mb(pipeline.spark)
+        fill(settings, _backlog(settings, messages, value_bytes))
+        beside, sent_beside = deliver(settings, steady, "with")
+        after = driver_rss_mb(pipeline.spark)
+    return Cost(
+        rss_mb_before=before,
+        rss_mb_after=after,
+        without=measure(settings, [without], sent_without.sent),
+        with_backlog=measure(settings, [beside], sent_beside.sent),
+    )
+
+
+def driver_rss_mb(spark: SparkSession) -> int:
+    """Memory of this Python and its JVM that is in RAM, in MB."""
+    processes = f"{os.getpid()},{jvm_pid(spark)}"
+    listing = subprocess.run(
+        ["ps", "-o", "rss=", "-p", processes],  # noqa: S607 (ps has its place on PATH everywhere)
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return sum(int(kib) for kib in listing.stdout.split()) * 1_024 // 1_000_000
+
+
+def jvm_pid(spark: SparkSession) -> int:
+    """The process of the driver's JVM."""
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 (PySpark has no public way into its JVM)
+    return int(jvm.java.lang.ProcessHandle.current().pid())
+
+
+def _backlog(settings: Settings, messages: int, value_bytes: int) -> LoadPlan:
+    (topic,) = create_destinations(settings, ["backlog"])
+    return LoadPlan(
+        messages=messages,
+        rate=0,
+        delay_ms=BACKLOG_DELAY_MS,
+        destinations=(topic,),
+        value_bytes=value_bytes,
+        shape=Shape.WAITING,
+    )

@@ -1,0 +1,99 @@
+"""What the load generator sends: records of each shape, as librdkafka's `produce` takes them.
+
+native    to duetime.in, with due-* headers           the way of every message
+airtel    to the Airtel topic, a JSON object          the way of `bench intake`
+waiting   straight into the slots of the wheel        what intake would have written there
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+from duetime.config import Settings
+from duetime.message import DUE_AT_MS, DUE_ID, DUE_PARTITION, DUE_TOPIC
+from duetime.topics import TopicNames
+
+#: librdkafka's word for "you choose the partition".
+ANY_PARTITION = -1
+
+#: How many different keys the messages have.
+KEYS = 1_000
+
+#: As confluent-kafka's types have it.
+Header = tuple[str, str | bytes | None]
+
+#: topic, value, key, headers, partition.
+Record = tuple[str, bytes, bytes, list[Header], int]
+
+#: (number, due_ms, now_ms) -> the record.
+Maker = Callable[[int, int, int], Record]
+
+
+class Shape(StrEnum):
+    """Which contract the records are written in."""
+
+    NATIVE = "native"
+    AIRTEL = "airtel"
+    WAITING = "waiting"
+
+
+def maker(
+    shape: Shape, settings: Settings, destinations: Sequence[str], label: str, value_bytes: int
+) -> Maker:
+    """Makes records to the destinations in turn; the sender's own ids are `<label>-<number>`."""
+    make = {Shape.NATIVE: native, Shape.AIRTEL: airtel, Shape.WAITING: waiting}[shape]
+    return make(settings, destinations, label, value_bytes)
+
+
+def native(settings: Settings, destinations: Sequence[str], label: str, value_bytes: int) -> Maker:
+    """Records for the native intake topic."""
+    intake, value, keys = TopicNames(settings).native, os.urandom(value_bytes), _keys()
+    addresses = [(DUE_TOPIC, each.encode()) for each in destinations]
+
+    def make(number: int, due_ms: int, _now_ms: int) -> Record:
+        headers: list[Header] = [
+            addresses[number % len(addresses)],
+            (DUE_AT_MS, b"%d" % due_ms),
+            (DUE_ID, f"{label}-{number}".encode()),
+        ]
+        return intake, value, keys[number % KEYS], headers, ANY_PARTITION
+
+    return make
+
+
+def airtel(settings: Settings, destinations: Sequence[str], label: str, value_bytes: int) -> Maker:
+    """Records for the Airtel topic; `value` is a JSON object of about `value_bytes`."""
+    intake, keys = TopicNames(settings).airtel, _keys()
+    start = f'{{"event":"reminder","customer":"{label}","attempt":1,"text":"'
+    value = start + "x" * (value_bytes - len(start) - 2) + '"}'
+
+    def make(number: int, due_ms: int, _now_ms: int) -> Record:
+        to, key = destinations[number % len(destinations)], keys[number % KEYS]
+        text = f'{{"topic":"{to}","key":"{number % KEYS}","value":{value},"postTime":{due_ms}}}'
+        return intake, text.encode(), key, [], ANY_PARTITION
+
+    return make
+
+
+def waiting(settings: Settings, destinations: Sequence[str], label: str, value_bytes: int) -> Maker:
+    """Records for the wheel's topics, in the slots where intake would put them at `now_ms`."""
+    wheel, names = settings.wheel, TopicNames(settings)
+    topics = [names.wheel(level) for level in range(wheel.levels)]
+    value, keys = os.urandom(value_bytes), _keys()
+    addresses = [(DUE_TOPIC, each.encode()) for each in destinations]
+
+    def make(number: int, due_ms: int, now_ms: int) -> Record:
+        slot = wheel.place(due_ms, now_ms)
+        headers: list[Header] = [
+            addresses[number % len(addresses)],
+            (DUE_PARTITION, None),
+            (DUE_AT_MS, b"%d" % due_ms),
+            (DUE_ID, f"{due_ms:012x}-{label}-{number}".encode()),
+        ]
+        return topics[slot.level], value, keys[number % KEYS], headers, wheel.partition(slot)
+
+    return make
+
+
+def _keys() -> list[bytes]:
+    return [str(number).encode() for number in range(KEYS)]

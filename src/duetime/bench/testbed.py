@@ -1,0 +1,95 @@
+"""Where a benchmark runs: topics and directories of its own, of which nothing is left."""
+
+import secrets
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from duetime.admin import create_topics
+from duetime.config import Settings, load_settings
+from duetime.connection import librdkafka_properties
+from duetime.errors import KafkaError
+from duetime.local.broker import LocalBroker
+
+#: How long creating or deleting topics may take, in seconds.
+TIMEOUT_S = 60.0
+
+
+@contextmanager
+def testbed(kafka: str | None) -> Iterator[Settings]:
+    """Settings for a fresh namespace with its topics, on this cluster or on a temporary broker.
+
+    Raises SetupError where no broker can be started, KafkaError where the cluster does not answer.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_ended_by_sigterm())
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duetime-bench-")))
+        settings = _settings(kafka, scratch, stack)
+        if kafka:
+            stack.callback(_delete_topics, settings)
+        create_topics(settings)
+        yield settings
+
+
+def create_destinations(
+    settings: Settings, names: Sequence[str], *, partitions: int = 1
+) -> list[str]:
+    """Create topics to deliver to, stamped by the broker; returns their full names."""
+    topics = [destination(settings, name) for name in names]
+    admin = AdminClient(librdkafka_properties(settings))
+    stamped = {"message.timestamp.type": "LogAppendTime"}
+    wanted = [NewTopic(topic, num_partitions=partitions, config=stamped) for topic in topics]
+    try:
+        for future in admin.create_topics(wanted, operation_timeout=TIMEOUT_S).values():
+            future.result()
+    except KafkaException as error:
+        raise KafkaError(f"topics could not be created: {error.args[0].str()}") from error
+    return topics
+
+
+def destination(settings: Settings, name: str) -> str:
+    """The full name of a destination: it goes when the testbed goes."""
+    return f"{settings.namespace}-{name}"
+
+
+def _settings(kafka: str | None, scratch: Path, stack: ExitStack) -> Settings:
+    namespace = f"bench-{secrets.token_hex(4)}"
+    named = {
+        "namespace": namespace,
+        "airtel_topic": f"{namespace}-airtel",
+        "countdown_topic": f"{namespace}-countdown",
+        "scheduler_topic": f"{namespace}-scheduler",
+        "checkpoint": (scratch / "checkpoint").as_uri(),
+    }
+    if kafka:
+        return load_settings(bootstrap=kafka, **named)
+    broker = stack.enter_context(LocalBroker(scratch / "broker"))
+    return load_settings(bootstrap=broker.bootstrap, security_protocol="PLAINTEXT", **named)
+
+
+def _delete_topics(settings: Settings) -> None:
+    admin = AdminClient(librdkafka_properties(settings))
+    named = admin.list_topics(timeout=TIMEOUT_S).topics
+    ours = [topic for topic in named if topic.startswith(settings.namespace)]
+    for future in admin.delete_topics(ours, operation_timeout=TIMEOUT_S).values():
+        future.result()
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Ends the block like Ctrl-C does, so that what was started is stopped."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

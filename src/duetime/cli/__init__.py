@@ -1,0 +1,21 @@
+"""The `duetime` command. It starts without Spark: what needs it imports it when it runs.
+
+```
+entry      arguments in, exit code out: every error is one sentence
+options    what many commands take, and the settings made of it
+connect    whether Kafka answers
+messages   send, show, cancel, reschedule
+cancelling cancel, with a definite answer
+pending    what waits: counts, a histogram, a list
+topics     topics, doctor
+serve      up, run
+demo       a local Kafka, 1,000 messages, and how punctual they were
+service    the pipeline in a thread, stopped in time by a signal
+logs       what `up` and `run` say about their work
+display    tables, bars and times as people read them
+```
+"""
+
+from duetime.cli.entry import app, main
+
+__all__ = ["app", "main"]

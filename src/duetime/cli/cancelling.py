@@ -1,0 +1,100 @@
+"""Cancelling with a definite answer: yes, too late, or unknown.
+
+A cancel takes effect if it lies in the message's slot before the slot is taken up. So it is sent,
+then looked for in the slot, and what is seen there in time is certain.
+"""
+
+import time
+
+from duetime.client import Producer
+from duetime.clock import Clock, format_duration, format_instant
+from duetime.config import Settings
+from duetime.errors import DuetimeError, TooLate, UnknownMessage
+from duetime.message import MessageId
+from duetime.stores.reader import WheelReader
+from duetime.wheel import Slot
+
+#: How far this clock and the pipeline's may differ, and a record be on its way, in ms.
+MARGIN_MS = 500
+
+#: How long a message that was sent just now may take to turn up in the wheel, in ms.
+ARRIVAL_MS = 2_000
+
+#: How long the cancel may take to turn up there, in ms.
+CONFIRM_MS = 10_000
+
+#: How often is looked, in seconds.
+LOOK_S = 0.1
+
+
+def cancel_surely(identity: MessageId, settings: Settings, clock: Clock) -> None:
+    """Cancel; returns when it is certain that the message will not be delivered. Safe to repeat.
+
+    Raises TooLate, UnknownMessage, and DuetimeError where nobody took the cancel in.
+    """
+    last_ms = closes_ms(identity, settings) - MARGIN_MS
+    now_ms = clock.now_ms()
+    if now_ms >= last_ms:
+        raise TooLate(too_late(identity, now_ms))
+    reader = WheelReader(settings)
+    try:
+        _await_arrival(reader, identity, settings, clock)
+        with Producer(settings) as producer:
+            producer.cancel(str(identity))
+        _await_cancelled(reader, identity, last_ms, clock)
+    finally:
+        reader.close()
+
+
+def closes_ms(identity: MessageId, settings: Settings) -> int:
+    """When the message's window is planned, after which no cancel reaches it."""
+    window = Slot(0, settings.wheel.number(0, identity.due_ms))
+    return settings.wheel.closes_at_ms(window, settings.lead_ms)
+
+
+def too_late(identity: MessageId, now_ms: int) -> str:
+    """The sentence that says so."""
+    if identity.due_ms <= now_ms:
+        past = format_duration(now_ms - identity.due_ms)
+        return f"too late: {identity} was due {past} ago: it is delivered, or will be at once"
+    left = format_duration(identity.due_ms - now_ms)
+    return f"too late: {identity} is due in {left}, and may be on its way already"
+
+
+def not_waiting(identity: MessageId, settings: Settings, now_ms: int) -> DuetimeError:
+    """The error for an id that is not in the wheel."""
+    if identity.due_ms - now_ms < settings.horizon_ms:
+        return TooLate(too_late(identity, now_ms))
+    due = format_instant(identity.due_ms)
+    return UnknownMessage(
+        f"unknown: no message {identity} waits, to be due {due}: "
+        "see that the id is complete, and that duetime runs"
+    )
+
+
+def _await_arrival(
+    reader: WheelReader, identity: MessageId, settings: Settings, clock: Clock
+) -> None:
+    until_ms = clock.now_ms() + ARRIVAL_MS
+    while reader.find(identity, clock.now_ms()) is None:
+        now_ms = clock.now_ms()
+        if now_ms >= until_ms:
+            raise not_waiting(identity, settings, now_ms)
+        time.sleep(LOOK_S)
+
+
+def _await_cancelled(reader: WheelReader, identity: MessageId, last_ms: int, clock: Clock) -> None:
+    until_ms = clock.now_ms() + CONFIRM_MS
+    while True:
+        found = reader.find(identity, clock.now_ms())
+        now_ms = clock.now_ms()
+        if now_ms >= last_ms:
+            raise TooLate(too_late(identity, now_ms))
+        if found and found.cancelled:
+            return
+        if now_ms >= until_ms:
+            raise DuetimeError(
+                f"the cancel of {identity} is sent, but nobody took it in: see that duetime runs, "
+                "then cancel again to be certain"
+            )
+        time.sleep(LOOK_S)

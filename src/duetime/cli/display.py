@@ -1,0 +1,109 @@
+"""Tables, bars and times as people read them. Pure functions, but for the consoles.
+
+Everything that comes out of a message goes through `printable`: bytes that somebody else chose must
+not steer the terminal.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from duetime.clock import format_duration, format_instant
+
+#: Eighths of a character, so that a bar is exact to an eighth.
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+#: Columns of the longest bar.
+BAR_WIDTH = 40
+
+#: Columns of a table in a file or a pipe, where there is no window to fit: ids are never cut.
+PIPE_WIDTH = 250
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where a command writes to. Nothing in what it writes is markup, or is coloured by guess."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else PIPE_WIDTH
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+def table(*headings: str) -> Table:
+    """An empty table without lines; columns named `size` or `n` of something are aligned right."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        made.add_column(heading, overflow="fold", no_wrap=False)
+    return made
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> Table:
+    """Names on the left, values on the right."""
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in pairs:
+        made.add_row(name, Text(value))
+    return made
+
+
+def histogram(rows: Sequence[tuple[str, int]]) -> Table:
+    """A bar for each label."""
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(justify="right", no_wrap=True)
+    made.add_column(justify="right", no_wrap=True)
+    made.add_column(no_wrap=True, style="cyan")
+    most = max((count for _, count in rows), default=0)
+    for label, count in rows:
+        made.add_row(label, f"{count:,}", bar(count, most))
+    return made
+
+
+def bar(count: int, most: int, width: int = BAR_WIDTH) -> str:
+    """A bar as long as `count` is of `most`; whatever is not nothing is seen."""
+    if count <= 0 or most <= 0:
+        return ""
+    eighths = max(1, count * width * 8 // most)
+    whole, rest = divmod(eighths, 8)
+    return (EIGHTHS[8] * whole + EIGHTHS[rest]).rstrip()
+
+
+def when(due_ms: int, now_ms: int) -> str:
+    """An instant, and how far away it is."""
+    distance = format_duration(abs(due_ms - now_ms))
+    relative = f"in {distance}" if due_ms >= now_ms else f"{distance} ago"
+    return f"{format_instant(due_ms)} ({relative})"
+
+
+def size(count: int) -> str:
+    """Bytes as people read them."""
+    for unit, scale in (("MB", 1_000_000), ("kB", 1_000)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"
+
+
+def printable(data: bytes | None, *, lines: bool = False) -> str:
+    """Bytes as text for a terminal: what is not UTF-8, or not to be seen, as escapes.
+
+    `lines` keeps line breaks and tabs.
+    """
+    if data is None:
+        return "(null)"
+    text = data.decode("utf-8", errors="backslashreplace")
+    kept = "\n\t" if lines else ""
+    return "".join(each if each.isprintable() or each in kept else _escaped(each) for each in text)
+
+
+def home_relative(path: Path) -> str:
+    """A path with ~ for the home directory."""
+    try:
+        return f"~/{path.relative_to(Path.home())}"
+    except ValueError:
+        return str(path)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,34 @@
+"""What `up` and `run` say about their work: a line a thing, on stderr."""
+
+import logging
+import sys
+from collections.abc import Sequence
+
+LINE = "%(asctime)s %(levelname)s %(message)s"
+
+TIME = "%H:%M:%S"
+
+
+class OneLine(logging.Formatter):
+    """A record is one line; of an exception it has the name and the first line."""
+
+    def formatException(self, ei: Sequence[object]) -> str:  # noqa: N802 (logging's own name)
+        """The exception, as the end of the line."""
+        error = ei[1]
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        return f"{type(error).__name__}: {first_line}"
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return super().format(record).replace("\n", " ")
+
+
+def begin_log(level: int) -> None:
+    """Log duetime's work to stderr, a line each; at DEBUG with the traces of errors."""
+    formatter = logging.Formatter if level == logging.DEBUG else OneLine
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter(LINE, TIME))
+    logging.basicConfig(handlers=[handler])
+    logging.getLogger("duetime").setLevel(level)
+    # It tells of every call that was under way when Spark ended.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)

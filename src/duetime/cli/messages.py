@@ -1,0 +1,177 @@
+"""send, show, cancel, reschedule: one message at a time."""
+
+import os
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from duetime.cli.cancelling import cancel_surely, not_waiting
+from duetime.cli.connect import connected
+from duetime.cli.display import console, facts, printable, size, when
+from duetime.cli.options import At, Config, Id, In, Kafka, delay, instant
+from duetime.client import Producer
+from duetime.clock import SystemClock
+from duetime.errors import InvalidMessage, Reason
+from duetime.message import MessageId
+from duetime.reschedule import reschedule as reschedule_message
+from duetime.stores import Found
+from duetime.stores.reader import WheelReader
+
+#: Bytes of a payload that are shown; `--value` gives all of it.
+SHOWN_BYTES = 2_000
+
+
+def send(  # noqa: PLR0913 (an option each)
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where it is to be delivered.")],
+    *,
+    in_: In = None,
+    at: At = None,
+    key: Annotated[str | None, typer.Option("--key", help="The record's key.")] = None,
+    value: Annotated[str | None, typer.Option("--value", help="The payload, as text.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="A file with the payload.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="May be repeated.")
+    ] = None,
+    own_id: Annotated[
+        str | None,
+        typer.Option("--id", help="Your own id: with the same one and time, it is sent once."),
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", help="The destination's partition.")
+    ] = None,
+    kafka: Kafka = None,
+    config: Config = None,
+) -> None:
+    """Schedule a message, and print its id.
+
+    The payload is --value, --file or stdin, byte for byte.
+    """
+    due_at, due_in = _due(at, in_)
+    headers = [_header(each) for each in header or []]
+    payload = _payload(value, file)
+    with Producer(connected(kafka, config)) as producer:
+        full_id = producer.produce(
+            topic,
+            payload,
+            key=None if key is None else os.fsencode(key),
+            headers=headers,
+            at=due_at,
+            in_=due_in,
+            id=own_id,
+            partition=partition,
+        )
+    typer.echo(full_id)
+
+
+def show(
+    message_id: Id,
+    *,
+    value: Annotated[
+        bool, typer.Option("--value", help="Only the payload, byte for byte, for a pipe.")
+    ] = False,
+    kafka: Kafka = None,
+    config: Config = None,
+) -> None:
+    """Show all about a message that waits."""
+    identity = MessageId.parse(message_id)
+    settings, now_ms = connected(kafka, config), SystemClock().now_ms()
+    found = WheelReader(settings).find(identity, now_ms)
+    if found is None:
+        raise not_waiting(identity, settings, now_ms)
+    if value:
+        sys.stdout.buffer.write(found.value or b"")
+        return
+    console().print(facts(_facts(found, now_ms)))
+
+
+def cancel(message_id: Id, *, kafka: Kafka = None, config: Config = None) -> None:
+    """Cancel a message, with a definite answer.
+
+    Exit code 0: it will not be delivered. 3: too late. 4: no such message waits.
+    """
+    identity = MessageId.parse(message_id)
+    cancel_surely(identity, connected(kafka, config), SystemClock())
+    typer.echo(f"cancelled: {identity} will not be delivered")
+
+
+def reschedule(
+    message_id: Id, *, in_: In = None, at: At = None, kafka: Kafka = None, config: Config = None
+) -> None:
+    """Give a message another time, and print its new id.
+
+    One transaction: it never waits twice, and never not at all.
+    """
+    identity, (due_at, due_in) = MessageId.parse(message_id), _due(at, in_)
+    settings = connected(kafka, config)
+    typer.echo(reschedule_message(str(identity), at=due_at, in_=due_in, settings=settings))
+
+
+def _due(at: str | None, in_: str | None) -> tuple[datetime | None, timedelta | None]:
+    if at is not None and in_ is not None:
+        raise InvalidMessage(Reason.TWO_DUE_TIMES, "both --in and --at are given: leave one")
+    if at is None and in_ is None:
+        raise InvalidMessage(Reason.NO_DUE_TIME, "say when it is due: --in 5s, or --at a time")
+    return instant(at), delay(in_)
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise InvalidMessage(
+            Reason.BAD_HEADERS, f"--header {text!r} is no header: write it as name=value"
+        )
+    return name, os.fsencode(value)
+
+
+def _payload(value: str | None, file: Path | None) -> bytes:
+    if value is not None and file is not None:
+        raise typer.BadParameter("both --value and --file are given: leave one")
+    if value is not None:
+        return os.fsencode(value)
+    if file is not None:
+        return _read(file)
+    if sys.stdin.isatty():
+        raise typer.BadParameter("no payload: give --value or --file, or pipe it in")
+    return sys.stdin.buffer.read()
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"--file {file} cannot be read ({error.strerror})") from error
+
+
+def _facts(found: Found, now_ms: int) -> list[tuple[str, str]]:
+    pairs = [
+        ("id", str(found.id)),
+        ("state", "cancelled" if found.cancelled else "waiting"),
+        ("due", when(found.id.due_ms, now_ms)),
+        ("topic", found.topic),
+    ]
+    if found.partition is not None:
+        pairs.append(("partition", str(found.partition)))
+    if found.key is not None:
+        pairs.append(("key", printable(found.key)))
+    pairs += [("header", f"{name}={printable(value)}") for name, value in found.headers]
+    return [*pairs, ("value", _shown(found.value))]
+
+
+def _shown(value: bytes | None) -> str:
+    """The payload where a person can read it, else its size."""
+    if value is None:
+        return "(null)"
+    if len(value) > SHOWN_BYTES or not _is_text(value):
+        return f"{size(len(value))}; --value writes it to stdout"
+    return printable(value, lines=True)
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in value

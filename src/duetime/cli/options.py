@@ -1,0 +1,76 @@
+"""Options that many commands take, and the settings made of them."""
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from duetime.clock import parse_duration, parse_instant
+from duetime.config import Settings, load_settings
+from duetime.errors import ConfigError, InvalidMessage, Reason
+
+Kafka = Annotated[
+    str | None,
+    typer.Option("--kafka", metavar="HOST:PORT", help="Kafka's bootstrap servers."),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings, as TOML, in place of duetime.toml."),
+]
+Id = Annotated[str, typer.Argument(metavar="ID", help="As `duetime send` printed it.")]
+In = Annotated[
+    str | None,
+    typer.Option("--in", metavar="DURATION", help="Due so long from now: 250ms, 5s, 1h30m, 7d."),
+]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at", metavar="TIME", help="Due then, with a zone: 2026-12-24T18:00:00+01:00, or ...Z."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="For programs, not for people.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more in the log.")]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def settings_from(kafka: str | None, config: Path | None, **overrides: str | None) -> Settings:
+    """The settings: options over environment over file over defaults. Raises ConfigError."""
+    if config:
+        if not config.is_file():
+            raise ConfigError(f"--config names {config}, which is no file: correct it")
+        os.environ["DUETIME_CONFIG"] = str(config)
+    return load_settings(bootstrap=kafka, **overrides)
+
+
+def delay(text: str | None) -> timedelta | None:
+    """`--in` as a timedelta. Raises InvalidMessage."""
+    if text is None:
+        return None
+    try:
+        return timedelta(milliseconds=parse_duration(text))
+    except OverflowError:
+        raise _beyond_calendar(text) from None
+
+
+def instant(text: str | None) -> datetime | None:
+    """`--at` as an aware datetime. Raises InvalidMessage."""
+    if text is None:
+        return None
+    try:
+        return _EPOCH + timedelta(milliseconds=parse_instant(text))
+    except OverflowError:
+        raise _beyond_calendar(text) from None
+
+
+def instant_option_ms(text: str | None) -> int | None:
+    """A bound such as `--from` in epoch ms. Raises InvalidMessage."""
+    return None if text is None else parse_instant(text)
+
+
+def _beyond_calendar(text: str) -> InvalidMessage:
+    return InvalidMessage(
+        Reason.BEYOND_WHEEL, f"{text!r} is past the end of the calendar: choose an earlier time"
+    )

@@ -1,0 +1,163 @@
+"""pending: what waits, counted from offsets alone, or listed by reading it."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from duetime.cli.connect import connected
+from duetime.cli.display import console, histogram, printable, size, table, when
+from duetime.cli.options import Config, Json, Kafka, instant_option_ms
+from duetime.clock import UNITS_MS, SystemClock, format_instant
+from duetime.stores import Found, Pending
+from duetime.stores.reader import WheelReader
+
+DAY_MS = UNITS_MS["d"]
+
+#: Upper ends of the histogram's rows, in ms from now. Slots are as wide as 1/64 of what their level
+#: reaches, so steps of 3 to 10 times are what they can tell apart.
+STEPS = (
+    ("overdue", 0),
+    ("in 10 seconds", 10_000),
+    ("a minute", 60_000),
+    ("10 minutes", 600_000),
+    ("an hour", 3_600_000),
+    ("6 hours", 6 * 3_600_000),
+    ("a day", DAY_MS),
+    ("a week", 7 * DAY_MS),
+    ("a month", 30 * DAY_MS),
+    ("a year", 365 * DAY_MS),
+)
+
+#: The last row.
+LATER = "later"
+
+
+def pending(  # noqa: PLR0913 (an option each)
+    *,
+    topic: Annotated[
+        str | None, typer.Option("--topic", metavar="TOPIC", help="List those for this topic.")
+    ] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="Due then or later; with a zone.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="Due before then; with a zone.")
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the messages, which reads them.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="The most that are listed.")] = 50,
+    as_json: Json = False,
+    kafka: Kafka = None,
+    config: Config = None,
+) -> None:
+    """Show how many messages wait until when, or which.
+
+    Counts come from offsets alone, and include cancels and what they cancel until their time.
+    With --list or --topic the messages themselves are read, without those that are cancelled.
+    """
+    from_ms, to_ms = instant_option_ms(from_), instant_option_ms(to)
+    if from_ms is not None and to_ms is not None and from_ms >= to_ms:
+        raise typer.BadParameter("--from is not before --to: nothing is due in between")
+    settings, now_ms = connected(kafka, config), SystemClock().now_ms()
+    reader = WheelReader(settings)
+    try:
+        if list_ or topic:
+            found = reader.messages(
+                now_ms, topic=topic, from_ms=from_ms, to_ms=to_ms, limit=limit + 1
+            )
+            _list(found, now_ms, limit, as_json=as_json)
+        else:
+            slots = within(reader.pending(now_ms), from_ms, to_ms)
+            _count(slots, now_ms, as_json=as_json)
+    finally:
+        reader.close()
+
+
+def within(slots: Iterable[Pending], from_ms: int | None, to_ms: int | None) -> list[Pending]:
+    """The slots that hold anything due in the range; those at its ends hold more than that."""
+    return [
+        slot
+        for slot in slots
+        if slot.count
+        and (from_ms is None or slot.end_ms > from_ms)
+        and (to_ms is None or slot.start_ms < to_ms)
+    ]
+
+
+def by_distance(slots: Iterable[Pending], now_ms: int) -> list[tuple[str, int]]:
+    """How many are due how soon; from the first to the last row that has any."""
+    counts = dict.fromkeys([*(label for label, _ in STEPS), LATER], 0)
+    for slot in slots:
+        counts[_step(slot, now_ms)] += slot.count
+    rows = list(counts.items())
+    filled = [number for number, (_, count) in enumerate(rows) if count]
+    return rows[filled[0] : filled[-1] + 1] if filled else []
+
+
+def _step(slot: Pending, now_ms: int) -> str:
+    if slot.end_ms <= now_ms:
+        return "overdue"
+    # The middle of what is left of the slot: nothing nearer is known without reading.
+    ahead_ms = (max(slot.start_ms, now_ms) + slot.end_ms) // 2 - now_ms
+    return next((label for label, end_ms in STEPS if ahead_ms < end_ms), LATER)
+
+
+def _count(slots: Sequence[Pending], now_ms: int, *, as_json: bool) -> None:
+    total = sum(slot.count for slot in slots)
+    if as_json:
+        typer.echo(json.dumps({"pending": total, "slots": [_slot_json(slot) for slot in slots]}))
+        return
+    if not total:
+        typer.echo("nothing waits")
+        return
+    out = console()
+    out.print(f"{total:,} {'message waits' if total == 1 else 'messages wait'}; due within\n")
+    out.print(histogram(by_distance(slots, now_ms)))
+
+
+def _slot_json(slot: Pending) -> dict[str, int]:
+    return {"from_ms": slot.start_ms, "to_ms": slot.end_ms, "count": slot.count}
+
+
+def _list(messages: Iterable[Found], now_ms: int, limit: int, *, as_json: bool) -> None:
+    found = list(messages)
+    if as_json:
+        for each in found[:limit]:
+            typer.echo(json.dumps(_message_json(each)))
+        return
+    if not found:
+        typer.echo("nothing waits")
+        return
+    out, rows = console(), table("id", "due", "topic", "key", "size", "")
+    for each in found[:limit]:
+        rows.add_row(*_row(each, now_ms))
+    out.print(rows)
+    if len(found) > limit:
+        out.print(f"... the first {limit}: --limit shows more")
+
+
+def _row(found: Found, now_ms: int) -> tuple[str, ...]:
+    return (
+        str(found.id),
+        when(found.id.due_ms, now_ms),
+        found.topic,
+        "" if found.key is None else printable(found.key),
+        size(len(found.value or b"")),
+        "cancelled" if found.cancelled else "",
+    )
+
+
+def _message_json(found: Found) -> dict[str, Any]:
+    return {
+        "id": str(found.id),
+        "due_at_ms": found.id.due_ms,
+        "due": format_instant(found.id.due_ms),
+        "topic": found.topic,
+        "partition": found.partition,
+        "key": None if found.key is None else printable(found.key),
+        "value_bytes": None if found.value is None else len(found.value),
+        "cancelled": found.cancelled,
+    }

@@ -1,0 +1,153 @@
+"""up, run: the pipeline in the foreground, until a signal."""
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from duetime.admin import create_topics
+from duetime.cli.connect import connected, require_kafka
+from duetime.cli.display import console, facts, home_relative
+from duetime.cli.logs import begin_log
+from duetime.cli.options import Config, Kafka, Verbose, settings_from
+from duetime.cli.service import Service, interruptible
+from duetime.config import Settings
+from duetime.errors import SetupError
+from duetime.local.broker import LocalBroker
+from duetime.local.disk import require_directory
+from duetime.local.jars import pipeline_jars
+from duetime.local.java import find_java
+
+log = logging.getLogger(__name__)
+
+#: Kafka's usual port, where every client's examples look for it.
+PORT = 9092
+
+
+def up(
+    *,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="What is kept. [~/.local/share/duetime]"),
+    ] = None,
+    kafka: Annotated[
+        str | None,
+        typer.Option("--kafka", metavar="HOST:PORT", help="Your cluster, instead of an own Kafka."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65_535, help=f"Of the own Kafka. [{PORT}]")
+    ] = None,
+    config: Config = None,
+    verbose: Verbose = False,
+) -> None:
+    """Kafka and the pipeline on this machine, until Ctrl-C.
+
+    What waits is kept for the next time, in the data directory or in the cluster named by --kafka.
+    """
+    if kafka and port:
+        raise typer.BadParameter("--port is for an own Kafka, and --kafka names another: leave one")
+    begin_log(logging.DEBUG if verbose else logging.INFO)
+    directory = (data or _data_home()).expanduser().absolute()
+    with suppress(KeyboardInterrupt), interruptible(), _alone(directory):
+        if kafka:
+            _up(connected(kafka, config), directory)
+        else:
+            _up_with_broker(LocalBroker(directory / "broker", port or PORT), config, directory)
+
+
+def run(*, kafka: Kafka = None, config: Config = None, verbose: Verbose = False) -> None:
+    """The pipeline alone, for production, against your cluster.
+
+    Topics must exist (`duetime topics`), and the setting checkpoint says where offsets are kept.
+    """
+    begin_log(logging.DEBUG if verbose else logging.INFO)
+    with suppress(KeyboardInterrupt), interruptible():
+        settings = connected(kafka, config)
+        _serve(settings, _connector(), lambda: log.info("ready kafka=%s", settings.bootstrap))
+
+
+def _up_with_broker(broker: LocalBroker, config: Path | None, directory: Path) -> None:
+    log.info("starting Kafka")
+    with broker:
+        settings = settings_from(broker.bootstrap, config, security_protocol="PLAINTEXT")
+        _up(settings, directory, look=lambda: _require_running(broker, directory))
+
+
+def _up(settings: Settings, directory: Path, look: Callable[[], None] = lambda: None) -> None:
+    created = create_topics(settings)
+    if created:
+        log.info("created topics=%d", len(created))
+    # Offsets mean nothing on another cluster, or on this one made anew.
+    place = directory / "checkpoint" / require_kafka(settings) / settings.namespace
+    kept = settings.model_copy(update={"checkpoint": f"file://{place}"})
+    _serve(kept, _connector(), lambda: _announce(kept, directory), look)
+
+
+def _serve(
+    settings: Settings,
+    jars: Sequence[Path],
+    ready: Callable[[], None],
+    look: Callable[[], None] = lambda: None,
+) -> None:
+    """Run the pipeline until it fails or a signal interrupts."""
+    # Here and not above, because Spark takes a second to import, and most commands need none.
+    from duetime.pipeline.runner import Pipeline  # noqa: PLC0415
+
+    log.info("starting Spark")
+    with Service(Pipeline(settings, jars=jars), look) as service:
+        service.wait_until_ready()
+        ready()
+        service.wait()
+
+
+def _connector() -> list[Path]:
+    """The jars that Spark has to be given: none where `spark-submit` started this program."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return []
+    find_java()
+    return pipeline_jars()
+
+
+def _announce(settings: Settings, directory: Path) -> None:
+    host_port = settings.bootstrap
+    there = "" if host_port == f"127.0.0.1:{PORT}" else f" --kafka {host_port}"
+    lines = {
+        "Kafka": host_port,
+        "try it": f"duetime send hello --in 5s --value 'Hello, later'{there}",
+        "see it": f"duetime pending{there}",
+        "data": home_relative(directory),
+        "Ctrl-C": "stops it; what waits is kept",
+    }
+    console().print("\nduetime is ready", style="bold")
+    console().print(facts((f"  {name}", text) for name, text in lines.items()))
+
+
+def _data_home() -> Path:
+    home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(home) / "duetime"
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Two pipelines over one checkpoint would deliver twice. Raises SetupError."""
+    require_directory(directory)
+    with (directory / "up.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SetupError(
+                f"another duetime up works on {directory}: stop it, or choose another with --data"
+            ) from error
+        yield
+
+
+def _require_running(broker: LocalBroker, directory: Path) -> None:
+    if not broker.running:
+        raise SetupError(
+            f"the own Kafka ended by itself: its log is {directory / 'broker' / 'broker.log'}"
+        )

@@ -1,0 +1,150 @@
+"""The pipeline in a thread of its own, so that a signal never cuts into a call to the JVM.
+
+The main thread only waits, and a signal interrupts nothing but that. Ways to end:
+
+```
+first signal            the pipeline stops: windows end, what waits is kept
+8 seconds after it      Spark is ended hard: as after a crash, nothing is lost
+second signal           this process ends at once, and with it Spark and the local broker
+```
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Protocol, Self
+
+log = logging.getLogger(__name__)
+
+#: How long the pipeline may take to stop, in seconds: the broker must have time as well, and all of
+#: it is over in 10.
+STOP_S = 8.0
+
+#: How often the main thread looks around while it waits, in seconds.
+LOOK_S = 0.5
+
+#: Exit code of a program that Ctrl-C ended.
+INTERRUPTED = 130
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stoppable(Protocol):
+    """A `duetime.pipeline.runner.Pipeline`, named without importing Spark."""
+
+    def start(self) -> None:
+        """Returns when it is ready."""
+
+    def watch(self) -> None:
+        """Returns when it was asked to stop."""
+
+    def ask_to_stop(self) -> None:
+        """Make `watch` return."""
+
+    def stop(self) -> None:
+        """Stop everything."""
+
+
+class Service:
+    """Runs a pipeline while the block lasts; leaving it stops the pipeline and its JVM.
+
+    `look` is called now and then while there is nothing else to do, and may raise.
+    """
+
+    def __init__(self, pipeline: Stoppable, look: Callable[[], None] = lambda: None) -> None:
+        self._pipeline = pipeline
+        self._look = look
+        self._ready = threading.Event()
+        self._failed: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
+
+    def wait_until_ready(self) -> None:
+        """Wait for the end of the warm-up. Raises what the pipeline raised."""
+        while not self._ready.wait(LOOK_S):
+            self._look()
+        self._raise_failure()
+
+    def wait(self) -> None:
+        """Wait until the pipeline ends by itself, which is a failure, and raise it."""
+        while self._thread.is_alive():
+            self._thread.join(LOOK_S)
+            self._look()
+        self._raise_failure()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pipeline.ask_to_stop()
+        self._thread.join(STOP_S)
+        if self._thread.is_alive():
+            log.warning("not stopped after %.0f s: ending Spark, nothing is lost", STOP_S)
+        end_spark(kill=self._thread.is_alive())
+
+    def _run(self) -> None:
+        try:
+            self._pipeline.start()
+            self._ready.set()
+            try:
+                self._pipeline.watch()
+            finally:
+                self._pipeline.stop()
+        except Exception as error:  # noqa: BLE001 (the main thread raises it)
+            self._failed = error
+        finally:
+            self._ready.set()
+
+    def _raise_failure(self) -> None:
+        if self._failed:
+            raise self._failed
+
+
+def end_spark(*, kill: bool = False) -> None:
+    """End the JVM that PySpark started, if it did; it cannot start another in this process then."""
+    # Spark is in this process already, or there is nothing to end.
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    process: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 (PySpark has no other name for it)
+    if process is None:
+        return
+    if process.stdin and not kill:
+        # It ends when this pipe does.
+        process.stdin.close()
+    try:
+        process.wait(0 if kill else 1)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and a closed terminal interrupt as Ctrl-C does; the second signal ends all."""
+    interrupted = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if interrupted:
+            # The JVM and the broker's watchdog read pipes that break now, and end.
+            os._exit(INTERRUPTED)
+        interrupted = True
+        raise KeyboardInterrupt
+
+    heeded = [each for each in SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {each: signal.signal(each, interrupt) for each in heeded}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

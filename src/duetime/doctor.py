@@ -1,0 +1,165 @@
+"""Is everything here that duetime needs? One sentence a check, which says what to do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Message, Producer
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka.admin import AdminClient, ClusterMetadata
+
+from duetime.admin import topic_problems
+from duetime.clock import Clock, SystemClock
+from duetime.config import Settings
+from duetime.connection import librdkafka_properties
+from duetime.errors import ConfigError, DuetimeError, KafkaError, SetupError
+from duetime.local.jars import CONFS, jars_dir
+from duetime.local.java import find_java, java_version
+from duetime.message import DUE_AT_MS
+from duetime.topics import TopicNames
+
+#: How long the broker may take to answer, in seconds.
+TIMEOUT_S = 10.0
+
+#: How often the clocks are compared: the first look opens connections, and the quickest says most.
+LOOKS = 6
+
+#: How far this machine's clock and the broker's may differ, in ms.
+MOST_APART_MS = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What one look has found."""
+
+    name: str
+    ok: bool
+    #: One sentence; where it is not ok, it says what to do.
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offset:
+    """How far the broker's clock is ahead of this machine's, give or take `error_ms`."""
+
+    ahead_ms: int
+    error_ms: int
+
+
+def checkup(settings: Settings, clock: Clock | None = None) -> list[Check]:
+    """Every check that can be made, in the order in which their findings explain each other.
+
+    Writes some records to duetime's warm-up topic, and to no other.
+    """
+    checks = [_check("Java", _java), _check("jars", _jars)]
+    checks.append(_check("broker", lambda: _broker(settings)))
+    if checks[-1].ok:
+        checks.append(_check("topics", lambda: _topics(settings)))
+        checks.append(_check("clock", lambda: _clock(settings, clock or SystemClock())))
+    return checks
+
+
+def clock_offset(settings: Settings, clock: Clock) -> Offset:
+    """Compare the clocks by records that the broker stamps. Raises DuetimeError."""
+    properties = librdkafka_properties(settings) | {"linger.ms": 0, "delivery.timeout.ms": 10_000}
+    producer = Producer(properties)
+    topic = TopicNames(settings).warmup
+    return min((_look(producer, topic, clock) for _ in range(LOOKS)), key=lambda it: it.error_ms)
+
+
+def verdict(offset: Offset) -> str:
+    """What the offset means, in a sentence. Raises DuetimeError where it is wrong."""
+    about = f"{abs(offset.ahead_ms)} ms, give or take {offset.error_ms} ms"
+    if offset.error_ms > MOST_APART_MS:
+        raise DuetimeError(
+            f"the clocks cannot be compared, as the broker takes {2 * offset.error_ms} ms to "
+            "answer: try again when it is less busy"
+        )
+    if abs(offset.ahead_ms) - offset.error_ms <= MOST_APART_MS:
+        return f"this machine's clock and the broker's differ by {about}"
+    way, effect = ("behind", "late") if offset.ahead_ms > 0 else ("ahead of", "early")
+    raise DuetimeError(
+        f"this machine's clock is {way} the broker's by {about}, so messages would be delivered as "
+        f"much too {effect}: set both by NTP"
+    )
+
+
+def _check(name: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(name=name, ok=True, detail=look())
+    except DuetimeError as error:
+        return Check(name=name, ok=False, detail=error.detail)
+
+
+def _java() -> str:
+    java = find_java()
+    return f"{java} is Java {java_version(java)}"
+
+
+def _jars() -> str:
+    directory = jars_dir()
+    missing = [conf for conf in CONFS if not any((directory / conf).glob("*.jar"))]
+    if missing:
+        raise SetupError(
+            f"jars are missing in {directory} ({', '.join(missing)}): fetch them with `make setup` "
+            "or `python -m duetime.local.jars`"
+        )
+    return f"the jars are in {directory}"
+
+
+def _broker(settings: Settings) -> str:
+    brokers = len(_cluster(settings).brokers)
+    return f"{settings.bootstrap} answers, of a cluster of {brokers}"
+
+
+def _cluster(settings: Settings) -> ClusterMetadata:
+    try:
+        return AdminClient(librdkafka_properties(settings)).list_topics(timeout=TIMEOUT_S)
+    except KafkaException as error:
+        raise KafkaError(
+            f"Kafka at {settings.bootstrap} does not answer ({error.args[0].str()}): see that it "
+            "is up, that this is its address, and that the security settings are its own"
+        ) from error
+
+
+def _topics(settings: Settings) -> str:
+    problems = topic_problems(settings)
+    if problems:
+        others = f" (and {len(problems) - 1} more: `duetime topics` tells)" if problems[1:] else ""
+        raise ConfigError(problems[0] + others)
+    return "all are there, and as they must be"
+
+
+def _clock(settings: Settings, clock: Clock) -> str:
+    topic = TopicNames(settings).warmup
+    # Writing would create it, not as it must be.
+    if topic not in _cluster(settings).topics:
+        raise ConfigError(f"clocks are compared by topic {topic}: create it with `duetime topics`")
+    return verdict(clock_offset(settings, clock))
+
+
+def _look(producer: Producer, topic: str, clock: Clock) -> Offset:
+    reports: list[tuple[int, BrokerError | None, Message]] = []
+    sent_ms = clock.now_ms()
+    producer.produce(
+        topic,
+        # As the warm-up's own, which are read where this is written.
+        headers=[(DUE_AT_MS, str(sent_ms))],
+        on_delivery=lambda error, record: reports.append((clock.now_ms(), error, record)),
+    )
+    while not reports:
+        producer.poll(TIMEOUT_S)
+    received_ms, error, record = reports[0]
+    if error is not None:
+        raise KafkaError(
+            f"topic {topic} cannot be written to ({error.str()}): may this user do so?"
+        )
+    return _offset(sent_ms, received_ms, topic, record)
+
+
+def _offset(sent_ms: int, received_ms: int, topic: str, record: Message) -> Offset:
+    kind, appended_ms = record.timestamp()
+    if kind != TIMESTAMP_LOG_APPEND_TIME:
+        raise ConfigError(f"topic {topic}: message.timestamp.type is CreateTime: set LogAppendTime")
+    # Clocks are read in whole ms, so there is one more that is not known.
+    error_ms = (received_ms - sent_ms + 1) // 2 + 1
+    return Offset(ahead_ms=appended_ms - (sent_ms + received_ms) // 2, error_ms=error_ms)

@@ -1,0 +1,224 @@
+"""The records that a client sends: made from what it wants, and checked before they leave.
+
+Whatever intake would reject is refused here already, with the same reason, so that the one who
+asked hears of it. Nothing here sends, and nothing reads a clock.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from uuid import uuid4
+
+from duetime.clock import duration_ms, instant_ms
+from duetime.config import Settings
+from duetime.errors import InvalidMessage, Reason
+from duetime.message import (
+    CANCEL,
+    DUE_AT_MS,
+    DUE_ID,
+    DUE_IN_MS,
+    DUE_OP,
+    DUE_PARTITION,
+    DUE_TOPIC,
+    MessageId,
+    check_destination,
+    check_unique,
+)
+from duetime.topics import TopicNames
+
+#: What a sender may give as a key, a value or a header's value; text is sent as UTF-8.
+Payload = str | bytes | None
+
+Headers = Mapping[str, Payload] | Iterable[tuple[str, Payload]]
+
+#: A header as Kafka has it.
+Header = tuple[str, bytes | None]
+
+#: The headers that are made from arguments.
+OWN_HEADERS = (DUE_TOPIC, DUE_PARTITION, DUE_AT_MS, DUE_IN_MS, DUE_ID)
+
+#: The highest partition that intake takes: six digits.
+LAST_PARTITION = 999_999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A record for one of duetime's intake topics."""
+
+    #: The message that it schedules, or speaks of.
+    id: MessageId
+    topic: str
+    key: bytes | None = field(repr=False)
+    value: bytes | None = field(repr=False)
+    headers: tuple[Header, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A message as its sender wants it delivered."""
+
+    topic: str
+    value: Payload = field(default=None, repr=False)
+    key: Payload = field(default=None, repr=False)
+    headers: Headers | None = field(default=None, repr=False)
+    partition: int | None = None
+
+
+def scheduled(
+    wanted: Wanted, settings: Settings, *, due_ms: int, now_ms: int, unique: str
+) -> Outgoing:
+    """The record that schedules the message. `due_ms` may be in the past: it is due at once then.
+
+    Raises InvalidMessage with the reason that intake would reject it for.
+    """
+    settings.wheel.place(due_ms, now_ms)
+    own = _text(unique, "the id", Reason.BAD_ID, "text")
+    identity = MessageId(due_ms=due_ms, unique=check_unique(own))
+    key, value = encoded(wanted.key, "the key"), encoded(wanted.value, "the value")
+    headers = encoded_headers(wanted.headers)
+    _check_size(key, value, headers, settings.max_message_bytes)
+    address = _address(wanted, settings.namespace, identity)
+    return Outgoing(
+        id=identity,
+        topic=TopicNames(settings).native,
+        key=key,
+        value=value,
+        headers=(*address, *headers),
+    )
+
+
+def cancelled(identity: MessageId, settings: Settings) -> Outgoing:
+    """The control record that cancels the message."""
+    return Outgoing(
+        id=identity,
+        topic=TopicNames(settings).control,
+        key=str(identity).encode(),
+        value=None,
+        headers=((DUE_OP, CANCEL.encode()),),
+    )
+
+
+def due_time_ms(at: datetime | None, in_: timedelta | None, now_ms: int) -> int:
+    """The instant, in epoch ms, that a sender gives as `at` (with a zone) or as `in_` from now.
+
+    Raises InvalidMessage (no-due-time, two-due-times, bad-due-time).
+    """
+    if at is not None and in_ is not None:
+        raise InvalidMessage(Reason.TWO_DUE_TIMES, "both at and in_ are given: leave one")
+    if at is not None:
+        return _instant_ms(at)
+    if in_ is not None:
+        return now_ms + _delay_ms(in_)
+    raise InvalidMessage(Reason.NO_DUE_TIME, "neither at nor in_ is given: add one")
+
+
+def new_unique() -> str:
+    """The unique part of an id for a sender that has none of its own."""
+    return uuid4().hex
+
+
+def encoded(payload: object, what: str, reason: Reason = Reason.UNREADABLE) -> bytes | None:
+    """The bytes to send; `what` names the payload where it cannot be sent.
+
+    Raises InvalidMessage: only text and bytes are sent, nothing is serialised here.
+    """
+    if payload is None or isinstance(payload, bytes):
+        return payload
+    return _text(payload, what, reason, "bytes, text or None").encode()
+
+
+def encoded_headers(headers: Headers | None) -> list[Header]:
+    """The sender's own headers, in order. Raises InvalidMessage (bad-headers)."""
+    return [
+        (_header_name(name), encoded(value, f"header {name}", Reason.BAD_HEADERS))
+        for name, value in _pairs(headers)
+    ]
+
+
+def _address(wanted: Wanted, namespace: str, identity: MessageId) -> list[Header]:
+    topic = _text(wanted.topic, "the topic", Reason.BAD_TOPIC, "its name")
+    texts = {
+        DUE_TOPIC: check_destination(topic, namespace),
+        DUE_AT_MS: str(identity.due_ms),
+        DUE_ID: identity.unique,
+    }
+    if wanted.partition is not None:
+        texts[DUE_PARTITION] = str(_checked_partition(wanted.partition))
+    return [(name, text.encode()) for name, text in texts.items()]
+
+
+def _instant_ms(at: object) -> int:
+    if isinstance(at, datetime):
+        return instant_ms(at)
+    raise InvalidMessage(
+        Reason.BAD_DUE_TIME, f"at is of type {type(at).__name__}: give a datetime with a zone"
+    )
+
+
+def _delay_ms(in_: object) -> int:
+    if not isinstance(in_, timedelta):
+        raise InvalidMessage(
+            Reason.BAD_DUE_TIME, f"in_ is of type {type(in_).__name__}: give a timedelta"
+        )
+    if in_ < timedelta(0):
+        raise InvalidMessage(Reason.BAD_DUE_TIME, "in_ is negative: a delay is 0 or more")
+    return duration_ms(in_)
+
+
+def _pairs(headers: object) -> list[tuple[object, object]]:
+    if headers is None:
+        return []
+    if isinstance(headers, Mapping):
+        return list(headers.items())
+    try:
+        return [(name, value) for name, value in headers]  # type: ignore[attr-defined]  # tried
+    except (TypeError, ValueError):
+        raise InvalidMessage(
+            Reason.BAD_HEADERS, "headers are neither a dict nor pairs of a name and a value"
+        ) from None
+
+
+def _header_name(given: object) -> str:
+    name = _text(given, "a header's name", Reason.BAD_HEADERS, "text")
+    if name in OWN_HEADERS:
+        raise InvalidMessage(
+            Reason.BAD_HEADERS, f"header {name} is made from the arguments: leave it out"
+        )
+    # librdkafka takes a name up to its first NUL.
+    if "\0" in name:
+        raise InvalidMessage(
+            Reason.BAD_HEADERS, f"header name {name!r} would be cut at its NUL: leave that out"
+        )
+    return name
+
+
+def _checked_partition(partition: object) -> int:
+    if type(partition) is int and 0 <= partition <= LAST_PARTITION:
+        return partition
+    raise InvalidMessage(
+        Reason.BAD_PARTITION, f"partition {partition!r} is no whole number of 0 to {LAST_PARTITION}"
+    )
+
+
+def _check_size(
+    key: bytes | None, value: bytes | None, headers: Iterable[Header], most_bytes: int
+) -> None:
+    in_headers = sum(len(name.encode()) + len(text or b"") for name, text in headers)
+    size = len(key or b"") + len(value or b"") + in_headers
+    if size > most_bytes:
+        raise InvalidMessage(
+            Reason.TOO_LARGE,
+            f"key, value and headers are {size} bytes together, over max_message_bytes "
+            f"({most_bytes}): send less, or a reference to where the rest is",
+        )
+
+
+def _text(given: object, what: str, reason: Reason, wanted: str) -> str:
+    """The text, if it is one and has bytes: a lone surrogate is no character."""
+    if not isinstance(given, str):
+        raise InvalidMessage(reason, f"{what} is of type {type(given).__name__}: give {wanted}")
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(reason, f"{what} has a lone surrogate: send bytes instead") from None
+    return given

@@ -1,0 +1,152 @@
+"""Giving a message another time: the old one cancelled and a new one sent, in one transaction.
+
+Intake reads committed records only, so it sees both or neither: a crash between two lines changes
+nothing, or everything.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+
+import confluent_kafka
+
+from duetime.client import check_not_too_late, producer_properties
+from duetime.clock import Clock, SystemClock
+from duetime.config import Settings, load_settings
+from duetime.errors import KafkaError, TooLate, UnknownMessage
+from duetime.message import DUE_CLUSTER, MessageId
+from duetime.outgoing import OWN_HEADERS, Outgoing, Wanted, cancelled, due_time_ms, scheduled
+from duetime.stores import Found
+from duetime.stores.reader import WheelReader
+
+#: How long the cancel may take into the old message's slot, in ms. With less time left than this
+#: before the slot is taken up, the message could be delivered at both times.
+ARRIVAL_MS = 3_000
+
+#: How long Kafka may take for one step of the transaction, in seconds.
+TIMEOUT_S = 20.0
+
+#: Intake waits for a transaction to end: one that was left open may not hold it up for long.
+TRANSACTION = {"transaction.timeout.ms": 10_000, "delivery.timeout.ms": 10_000}
+
+#: The longest unique part of an id.
+LONGEST_UNIQUE = 200
+
+#: The headers that intake takes for itself.
+ADDRESS = (*OWN_HEADERS, DUE_CLUSTER)
+
+
+def reschedule(
+    id: str,  # noqa: A002 (what all call it)
+    *,
+    at: datetime | None = None,
+    in_: timedelta | None = None,
+    settings: Settings | None = None,
+    clock: Clock | None = None,
+) -> str:
+    """Give the waiting message with this full id another time, and return its new id.
+
+    The new id is the old one with `~1`, then `~2`, ... Not safe to repeat: the old id is cancelled
+    by then, and unknown. Two at once for one message: one of them fails, unless the first's cancel
+    has not come to its slot yet. Nor has a message that was sent a moment ago: it is unknown.
+
+    Raises InvalidMessage, UnknownMessage (nothing with this id waits, or it is cancelled), TooLate
+    (its release has begun or is near), and KafkaError (nothing is changed).
+    """
+    settings, clock = settings or load_settings(), clock or SystemClock()
+    identity, now_ms = MessageId.parse(id), clock.now_ms()
+    due_ms = due_time_ms(at, in_, now_ms)
+    check_not_too_late(identity, settings, now_ms + ARRIVAL_MS)
+    with _transaction(settings, identity) as producer:
+        found = _waiting(identity, settings, now_ms)
+        again = rescheduled(found, settings, due_ms=due_ms, now_ms=now_ms)
+        _send(producer, [cancelled(identity, settings), again])
+        check_not_too_late(identity, settings, clock.now_ms() + ARRIVAL_MS)
+    return str(again.id)
+
+
+def rescheduled(found: Found, settings: Settings, *, due_ms: int, now_ms: int) -> Outgoing:
+    """The record that schedules a waiting message anew; raises what `scheduled` does."""
+    wanted = Wanted(
+        topic=found.topic,
+        value=found.value,
+        key=found.key,
+        # A sender of JSON may have passed on headers that intake would take for itself here.
+        headers=[(name, value) for name, value in found.headers if name not in ADDRESS],
+        partition=found.partition,
+    )
+    unique = next_unique(found.id.unique)
+    return scheduled(wanted, settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
+
+
+def next_unique(unique: str) -> str:
+    """`order-17` becomes `order-17~1`, that becomes `order-17~2`: never one that is cancelled."""
+    base, number = _taken_apart(unique)
+    # `@` marks the ids that intake made, and no sender may begin with it.
+    base = base.removeprefix("@")
+    suffix = f"~{number + 1}"
+    if len(base) + len(suffix) > LONGEST_UNIQUE:
+        base = hashlib.sha256(base.encode()).hexdigest()
+    return base + suffix
+
+
+def _taken_apart(unique: str) -> tuple[str, int]:
+    matched = re.fullmatch(r"(.+)~([1-9][0-9]{0,8})", unique)
+    return (matched[1], int(matched[2])) if matched else (unique, 0)
+
+
+def _waiting(identity: MessageId, settings: Settings, now_ms: int) -> Found:
+    reader = WheelReader(settings)
+    try:
+        found = reader.find(identity, now_ms)
+    finally:
+        reader.close()
+    if found is not None and not found.cancelled:
+        return found
+    if found is None and identity.due_ms - now_ms < settings.horizon_ms:
+        raise TooLate(f"message {identity} is delivered or about to be, if there was one")
+    state = "is cancelled" if found else "does not wait"
+    raise UnknownMessage(f"message {identity} {state}: send it anew, it cannot be rescheduled")
+
+
+@contextmanager
+def _transaction(settings: Settings, identity: MessageId) -> Iterator[confluent_kafka.Producer]:
+    """Commits at the end, aborts on any error. Raises KafkaError."""
+    producer = confluent_kafka.Producer(
+        producer_properties(settings)
+        | TRANSACTION
+        # Fences off another one that reschedules the same message.
+        | {"transactional.id": f"{settings.namespace}.reschedule.{identity}"}
+    )
+    try:
+        producer.init_transactions(TIMEOUT_S)
+        producer.begin_transaction()
+        yield producer
+        producer.commit_transaction(TIMEOUT_S)
+    except confluent_kafka.KafkaException as error:
+        raise _failure(producer, error.args[0]) from error
+    except BaseException:
+        with suppress(confluent_kafka.KafkaException):
+            producer.abort_transaction(TIMEOUT_S)
+        raise
+
+
+def _send(producer: confluent_kafka.Producer, records: Iterable[Outgoing]) -> None:
+    for record in records:
+        producer.produce(
+            record.topic, value=record.value, key=record.key, headers=list(record.headers)
+        )
+    producer.flush(TIMEOUT_S)
+
+
+def _failure(producer: confluent_kafka.Producer, error: confluent_kafka.KafkaError) -> KafkaError:
+    """What a failed transaction means. Its own end, if Kafka does not hear of ours, is an abort."""
+    if error.txn_requires_abort():
+        producer.abort_transaction(TIMEOUT_S)
+    if error.txn_requires_abort() or error.fatal():
+        return KafkaError(f"not rescheduled ({error.str()}): nothing is changed, try again")
+    return KafkaError(
+        f"it is not known whether the message is rescheduled ({error.str()}): look with the old id"
+    )

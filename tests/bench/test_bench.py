@@ -1,0 +1,46 @@
+"""A benchmark as a user runs it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+#: What the lateness benchmark promises to say.
+KEYS = {
+    *("sent", "delivered", "lost", "duplicated", "early"),
+    *("p50_ms", "p99_ms", "p999_ms", "max_ms", "rate_reached"),
+}
+
+
+def bench(broker, *arguments):
+    program = [sys.executable, "-m", "duetime", "bench", *arguments]
+    done = subprocess.run(
+        [*program, "--kafka", broker.bootstrap, "--json"],
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_lateness_finds_every_message_once_and_leaves_nothing_behind(broker):
+    result = bench(
+        broker, "lateness", "--rate", "200", "--seconds", "2", "--delay", "0.5s..6s", "--timeline"
+    )
+    assert result.keys() >= KEYS
+    assert (result["sent"], result["delivered"]) == (400, 400)
+    assert (result["lost"], result["duplicated"], result["early"]) == (0, 0, 0)
+    assert sum(second["messages"] for second in result["timeline"]) == 400
+    left = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=30).topics
+    assert [topic for topic in left if topic.startswith("bench-")] == []
+
+
+def test_a_message_due_in_years_walks_the_real_wheel(broker):
+    result = bench(broker, "wheel", "--years", "5")
+    assert (result["hops"], result["correct"]) == (5, True)
