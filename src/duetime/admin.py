@@ -4,7 +4,7 @@ Each function asks the cluster twice at most, however many topics there are.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,7 +21,9 @@ from confluent_kafka.admin import (
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import ConfigError, KafkaError
-from duetime.topics import Topic, check_all, required_topics, shared_names
+from duetime.stores.offsets import Offsets
+from duetime.stores.places import Place
+from duetime.topics import Topic, TopicNames, check_all, required_topics, shared_names
 
 #: How long one request may take, in seconds. Creating hundreds of partitions takes a few.
 TIMEOUT_S = 30.0
@@ -44,10 +46,11 @@ def create_topics(settings: Settings) -> list[str]:
     admin = AdminClient(librdkafka_properties(settings))
     existing = _existing(admin, settings)
     missing = [topic for topic in topics if topic.name not in existing]
-    if missing:
-        _create(admin, missing, settings)
-        _await_leaders(admin, missing, settings)
-    return [topic.name for topic in missing]
+    if not missing:
+        return []
+    created = _create(admin, missing, settings)
+    _await_readiness(_await_leaders(admin, missing, settings), settings)
+    return created
 
 
 def topic_problems(settings: Settings) -> list[str]:
@@ -85,11 +88,10 @@ def _existing(admin: AdminClient, settings: Settings) -> dict[str, TopicMetadata
     return {name: topic for name, topic in metadata.topics.items() if topic.error is None}
 
 
-def _create(admin: AdminClient, topics: Iterable[Topic], settings: Settings) -> None:
+def _create(admin: AdminClient, topics: Iterable[Topic], settings: Settings) -> list[str]:
     wanted = [_new_topic(topic, settings.replication_factor) for topic in topics]
     answers = admin.create_topics(wanted, operation_timeout=TIMEOUT_S, request_timeout=TIMEOUT_S)
-    for name, answer in answers.items():
-        _check_created(name, answer)
+    return [name for name, answer in answers.items() if _is_created(name, answer)]
 
 
 def _new_topic(topic: Topic, replicas: int) -> NewTopic:
@@ -101,28 +103,55 @@ def _new_topic(topic: Topic, replicas: int) -> NewTopic:
     )
 
 
-def _check_created(name: str, answer: "Future[None]") -> None:
+def _is_created(name: str, answer: "Future[None]") -> bool:
+    """Whether it is, and not by someone else at the same time."""
     try:
         answer.result()
     except KafkaException as error:
         code = error.args[0].code()
         if code == BrokerError.TOPIC_ALREADY_EXISTS:
-            return
+            return False
         what = f"topic {name} could not be created ({_reason(error)})"
         if code == BrokerError.INVALID_REPLICATION_FACTOR:
             raise ConfigError(f"{what}: set replication_factor") from error
         raise KafkaError(f"{what}: may this user create topics?") from error
+    return True
 
 
-def _await_leaders(admin: AdminClient, topics: Sequence[Topic], settings: Settings) -> None:
+def _await_leaders(
+    admin: AdminClient, topics: Iterable[Topic], settings: Settings
+) -> list[TopicMetadata]:
     deadline = time.monotonic() + LEADERS_TIMEOUT_S
-    while leaderless := _leaderless(_existing(admin, settings), topics):
+    while leaderless := _leaderless(existing := _existing(admin, settings), topics):
         if time.monotonic() > deadline:
             raise KafkaError(
                 f"topic {leaderless[0]} is created but cannot be written to yet: "
                 "look at the brokers, then try again"
             )
         time.sleep(ASK_AGAIN_S)
+    return [existing[topic.name] for topic in topics]
+
+
+def _await_readiness(topics: Iterable[TopicMetadata], settings: Settings) -> None:
+    """Brokers know who is to lead a partition before the leader does, and turn writers away."""
+    places = [(str(topic.topic), each) for topic in topics for each in topic.partitions]
+    offsets = Offsets(settings, TopicNames(settings).release_group)
+    deadline = time.monotonic() + LEADERS_TIMEOUT_S
+    try:
+        while not _ready(offsets, places):
+            # A busy machine takes longer for hundreds of partitions than one question may.
+            if time.monotonic() > deadline:
+                raise KafkaError("topics are created but cannot be read yet: look at the brokers")
+    finally:
+        offsets.close()
+
+
+def _ready(offsets: Offsets, places: Iterable[Place]) -> bool:
+    try:
+        offsets.ends(places)
+    except KafkaError:
+        return False
+    return True
 
 
 def _leaderless(existing: Mapping[str, TopicMetadata], topics: Iterable[Topic]) -> list[str]:

@@ -179,8 +179,10 @@ def _rejected_topic(name: str, settings: Settings) -> Topic:
 
 def _warmup_topic(name: str) -> Topic:
     return Topic(
+        # Where the pipeline's own messages arrive, and where drilled turns read.
         name=name,
-        partitions=1,
+        partitions=2,
+        exact=True,
         settings={"cleanup.policy": "delete", "retention.ms": "600000"} | STAMPED,
     )
 

@@ -37,7 +37,7 @@ def test_the_generator_sends_what_it_says(settings, topics, now_ms):  # noqa: AR
     with start_load(settings, plan(destinations=("one", "two"))) as load:
         sent = load.wait()
     assert (sent.sent, sent.failed) == (100, 0)
-    assert 50 <= sent.rate_reached <= 1_100
+    assert 0 < sent.rate_reached <= 1_100
     records = read(settings, f"{settings.namespace}.in", 100)
     headers = [dict(record.headers()) for record in records]
     assert {each["due-id"] for each in headers} == {f"bench-{n}".encode() for n in range(100)}
@@ -49,8 +49,8 @@ def test_the_generator_sends_what_it_says(settings, topics, now_ms):  # noqa: AR
 
 @pytest.mark.system
 def test_a_generator_that_fails_says_so(settings):
-    unreachable = settings.model_copy(update={"sasl_mechanism": "no-such-mechanism"})
-    with start_load(unreachable, plan(destinations=("one",))) as load, pytest.raises(KafkaError):
+    impossible = settings.model_copy(update={"librdkafka_properties": {"compression.type": "some"}})
+    with start_load(impossible, plan(destinations=("one",))) as load, pytest.raises(KafkaError):
         load.wait()
 
 

@@ -76,9 +76,7 @@ class Appends:
         try:
             found = self._admin.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
         except KafkaException as error:
-            raise KafkaError(
-                f"Kafka did not answer ({error.args[0].str()}): is the broker up?"
-            ) from error
+            raise _no_answer(error) from error
         return [TopicPartition(topic, partition) for partition in found.partitions]
 
     def _total(self) -> int:
@@ -91,10 +89,17 @@ class Appends:
 
     def _answers(self, spec: OffsetSpec) -> list[ListOffsetsResultInfo]:
         wanted: dict[Any, OffsetSpec] = dict.fromkeys(self._places, spec)
-        try:
-            futures = self._admin.list_offsets(wanted, request_timeout=TIMEOUT_S)
-            return [future.result() for future in futures.values()]
-        except KafkaException as error:
-            raise KafkaError(
-                f"Kafka did not answer ({error.args[0].str()}): is the broker up?"
-            ) from error
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                futures = self._admin.list_offsets(wanted, request_timeout=TIMEOUT_S)
+                return [future.result() for future in futures.values()]
+            except KafkaException as error:
+                # A busy broker may lose its partitions for a moment.
+                if time.monotonic() > deadline:
+                    raise _no_answer(error) from error
+            time.sleep(LOOK_S)
+
+
+def _no_answer(error: KafkaException) -> KafkaError:
+    return KafkaError(f"Kafka did not answer ({error.args[0].str()}): is the broker up?")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from duetime.bench.load import LoadPlan, Sent
 from duetime.bench.records import Record, maker
@@ -47,6 +47,8 @@ def send(settings: Settings, plan: LoadPlan) -> Sent:
         | PRODUCER
         | {"on_delivery": lambda error, _message: failures.append(error)}
     )
+    # Connect first: that is no part of the rate.
+    producer.list_topics(timeout=FLUSH_S)
     begun_s, begun_cpu_s = time.monotonic(), time.process_time()
     last_due_ms, behind_ms = _send_all(producer, settings, plan)
     unsent = producer.flush(FLUSH_S) + len(failures)
@@ -106,7 +108,10 @@ def main() -> None:
     asked = json.load(sys.stdin)
     # Messages are freed by counting references; there are no cycles to look for.
     gc.disable()
-    sent = send(Settings(**asked["settings"]), LoadPlan(**asked["plan"]))
+    try:
+        sent = send(Settings(**asked["settings"]), LoadPlan(**asked["plan"]))
+    except KafkaException as error:
+        sys.exit(f"load generator: {error}")
     sys.stdout.write(json.dumps(asdict(sent)) + "\n")
 
 

@@ -3,6 +3,7 @@
 import secrets
 import signal
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,9 +17,13 @@ from duetime.config import Settings, load_settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import KafkaError
 from duetime.local.broker import LocalBroker
+from duetime.topics import TopicNames
 
 #: How long creating or deleting topics may take, in seconds.
 TIMEOUT_S = 60.0
+
+#: How long to wait before looking again, in seconds.
+LOOK_S = 0.05
 
 
 @contextmanager
@@ -32,7 +37,7 @@ def testbed(kafka: str | None) -> Iterator[Settings]:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duetime-bench-")))
         settings = _settings(kafka, scratch, stack)
         if kafka:
-            stack.callback(_delete_topics, settings)
+            stack.callback(_delete_all, settings)
         create_topics(settings)
         yield settings
 
@@ -48,9 +53,21 @@ def create_destinations(
     try:
         for future in admin.create_topics(wanted, operation_timeout=TIMEOUT_S).values():
             future.result()
+        _await_partitions(admin, topics, partitions)
     except KafkaException as error:
         raise KafkaError(f"topics could not be created: {error.args[0].str()}") from error
     return topics
+
+
+def _await_partitions(admin: AdminClient, topics: Sequence[str], partitions: int) -> None:
+    """A topic is created a moment before every broker has heard of it."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        known = admin.list_topics(timeout=TIMEOUT_S).topics
+        if all(topic in known and len(known[topic].partitions) == partitions for topic in topics):
+            return
+        time.sleep(LOOK_S)
+    raise KafkaError(f"{topics[0]} is created but cannot be seen: look at the brokers")
 
 
 def destination(settings: Settings, name: str) -> str:
@@ -73,8 +90,10 @@ def _settings(kafka: str | None, scratch: Path, stack: ExitStack) -> Settings:
     return load_settings(bootstrap=broker.bootstrap, security_protocol="PLAINTEXT", **named)
 
 
-def _delete_topics(settings: Settings) -> None:
+def _delete_all(settings: Settings) -> None:
     admin = AdminClient(librdkafka_properties(settings))
+    # Gone with its topics anyway, but later; and no group is no trouble.
+    admin.delete_consumer_groups([TopicNames(settings).release_group])
     named = admin.list_topics(timeout=TIMEOUT_S).topics
     ours = [topic for topic in named if topic.startswith(settings.namespace)]
     for future in admin.delete_topics(ours, operation_timeout=TIMEOUT_S).values():

@@ -131,7 +131,7 @@ def _waiting_in(settings: Settings, store: KafkaStore, ahead_ms: int) -> Slot | 
         offsets.close()
     now_ms = SystemClock().now_ms() + ahead_ms
     for (topic, partition), end in ends.items():
-        if end > (settled[topic, partition] or 0):
+        if end > settled.get((topic, partition), 0):
             level = int(topic.rpartition(".")[2])
             return settings.wheel.slot_filling(level, partition, now_ms, settings.lead_ms)
     return None

@@ -11,6 +11,7 @@ from duetime.clock import Clock, format_duration, format_instant
 from duetime.config import Settings
 from duetime.errors import DuetimeError, TooLate, UnknownMessage
 from duetime.message import MessageId
+from duetime.stores import Found
 from duetime.stores.reader import WheelReader
 from duetime.wheel import Slot
 
@@ -35,10 +36,11 @@ def cancel_surely(identity: MessageId, settings: Settings, clock: Clock) -> None
     last_ms = closes_ms(identity, settings) - MARGIN_MS
     now_ms = clock.now_ms()
     if now_ms >= last_ms:
-        raise TooLate(too_late(identity, now_ms))
+        raise TooLate(f"too late: {on_its_way(identity, now_ms)}")
     reader = WheelReader(settings)
     try:
-        _await_arrival(reader, identity, settings, clock)
+        if _arrived(reader, identity, settings, clock).cancelled:
+            return
         with Producer(settings) as producer:
             producer.cancel(str(identity))
         _await_cancelled(reader, identity, last_ms, clock)
@@ -52,19 +54,19 @@ def closes_ms(identity: MessageId, settings: Settings) -> int:
     return settings.wheel.closes_at_ms(window, settings.lead_ms)
 
 
-def too_late(identity: MessageId, now_ms: int) -> str:
-    """The sentence that says so."""
+def on_its_way(identity: MessageId, now_ms: int) -> str:
+    """What is to be said of a message that no cancel reaches any more."""
     if identity.due_ms <= now_ms:
         past = format_duration(now_ms - identity.due_ms)
-        return f"too late: {identity} was due {past} ago: it is delivered, or will be at once"
+        return f"{identity} was due {past} ago: it is delivered, or will be at once"
     left = format_duration(identity.due_ms - now_ms)
-    return f"too late: {identity} is due in {left}, and may be on its way already"
+    return f"{identity} is due in {left}, and may be on its way already"
 
 
 def not_waiting(identity: MessageId, settings: Settings, now_ms: int) -> DuetimeError:
     """The error for an id that is not in the wheel."""
     if identity.due_ms - now_ms < settings.horizon_ms:
-        return TooLate(too_late(identity, now_ms))
+        return TooLate(on_its_way(identity, now_ms))
     due = format_instant(identity.due_ms)
     return UnknownMessage(
         f"unknown: no message {identity} waits, to be due {due}: "
@@ -72,15 +74,14 @@ def not_waiting(identity: MessageId, settings: Settings, now_ms: int) -> Duetime
     )
 
 
-def _await_arrival(
-    reader: WheelReader, identity: MessageId, settings: Settings, clock: Clock
-) -> None:
+def _arrived(reader: WheelReader, identity: MessageId, settings: Settings, clock: Clock) -> Found:
     until_ms = clock.now_ms() + ARRIVAL_MS
-    while reader.find(identity, clock.now_ms()) is None:
+    while (found := reader.find(identity, clock.now_ms())) is None:
         now_ms = clock.now_ms()
         if now_ms >= until_ms:
             raise not_waiting(identity, settings, now_ms)
         time.sleep(LOOK_S)
+    return found
 
 
 def _await_cancelled(reader: WheelReader, identity: MessageId, last_ms: int, clock: Clock) -> None:
@@ -89,7 +90,7 @@ def _await_cancelled(reader: WheelReader, identity: MessageId, last_ms: int, clo
         found = reader.find(identity, clock.now_ms())
         now_ms = clock.now_ms()
         if now_ms >= last_ms:
-            raise TooLate(too_late(identity, now_ms))
+            raise TooLate(f"too late: {on_its_way(identity, now_ms)}")
         if found and found.cancelled:
             return
         if now_ms >= until_ms:

@@ -1,17 +1,19 @@
 """Whether Kafka answers, asked first: nobody should wait a minute for a typing error."""
 
 from pathlib import Path
+from typing import Any
 
-import confluent_kafka
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from duetime.cli.options import settings_from
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
-from duetime.errors import KafkaError
+from duetime.errors import ConfigError, KafkaError
 
-#: How long Kafka may take to answer, in seconds.
-ANSWER_S = 4.0
+#: How long Kafka may take to answer, in seconds: the second only where someone is there at all.
+ANSWER_S = (1.5, 2.5)
 
 
 def connected(kafka: str | None, config: Path | None) -> Settings:
@@ -22,22 +24,32 @@ def connected(kafka: str | None, config: Path | None) -> Settings:
 
 
 def require_kafka(settings: Settings) -> str:
-    """The cluster's id. Raises KafkaError if nobody answers within 4 s."""
-    troubles: list[str] = []
-    properties: dict[str, object] = dict(librdkafka_properties(settings))
+    """The cluster's id. Raises ConfigError, and KafkaError if nobody answers within 4 s."""
+    troubles: list[BrokerError] = []
     # No lines of librdkafka's own: what it has to say becomes part of one sentence.
-    properties |= {"log_level": 0, "error_cb": lambda error: troubles.append(_cause(error))}
+    quiet: Any = {"log_level": 0, "error_cb": troubles.append}
     try:
-        return AdminClient(properties).list_topics(timeout=ANSWER_S).cluster_id or "unnamed"
-    except confluent_kafka.KafkaException as error:
-        cause = troubles[0] if troubles else error.args[0].str()
-        raise KafkaError(
-            f"Kafka does not answer at {settings.bootstrap} ({cause}): start it with duetime up, "
-            "or say with --kafka where it is"
+        admin = AdminClient(librdkafka_properties(settings) | quiet)
+    except KafkaException as error:
+        raise ConfigError(
+            f"Kafka's client cannot work with the settings ({error.args[0].str()}): correct them"
         ) from error
+    for timeout_s in ANSWER_S:
+        try:
+            return str(admin.list_topics(timeout=timeout_s).cluster_id)
+        except KafkaException as error:
+            # It calls back when it is polled.
+            admin.poll(0)
+            troubles.append(error.args[0])
+        if any(trouble.code() == BrokerError._ALL_BROKERS_DOWN for trouble in troubles):  # noqa: SLF001 (its public name)
+            break
+    raise KafkaError(
+        f"Kafka does not answer at {settings.bootstrap} ({_cause(troubles[0])}): start it with "
+        "duetime up, or say with --kafka where it is"
+    )
 
 
-def _cause(error: confluent_kafka.KafkaError) -> str:
-    # "ssl://host:9093/bootstrap: Connect to ipv4#127.0.0.1:9093 failed: Connection refused (...)"
-    text = error.str().partition(" (after ")[0]
-    return text.rpartition(": ")[2] if error.code() == error._TRANSPORT else text  # noqa: SLF001 (confluent-kafka's names of codes begin so)
+def _cause(trouble: BrokerError) -> str:
+    # "host:9093/bootstrap: Connect to ipv4#127.0.0.1:9093 failed: Connection refused (after ...)"
+    text = str(trouble.str()).rpartition("/bootstrap: ")[2].partition(" (after ")[0]
+    return text.rpartition(": ")[2] if text.startswith("Connect to") else text

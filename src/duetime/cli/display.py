@@ -10,12 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from duetime.clock import format_duration, format_instant
 
 #: Eighths of a character, so that a bar is exact to an eighth.
 EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+LINE_BREAK = "\n"
 
 #: Columns of the longest bar.
 BAR_WIDTH = 40
@@ -32,21 +33,21 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(*headings: str) -> Table:
-    """An empty table without lines; columns named `size` or `n` of something are aligned right."""
+    """An empty table without lines."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        made.add_column(heading, overflow="fold", no_wrap=False)
+        made.add_column(heading, overflow="fold")
     return made
 
 
-def facts(pairs: Iterable[tuple[str, str]]) -> Table:
-    """Names on the left, values on the right."""
-    made = Table(box=None, pad_edge=False, show_header=False)
-    made.add_column(style="bold", no_wrap=True)
-    made.add_column(overflow="fold")
-    for name, value in pairs:
-        made.add_row(name, Text(value))
-    return made
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """A line each: names on the left, values on the right, further lines of a value under it."""
+    rows = list(pairs)
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(
+        f"{name:{width}}  {value.replace(LINE_BREAK, LINE_BREAK + ' ' * (width + 2))}"
+        for name, value in rows
+    )
 
 
 def histogram(rows: Sequence[tuple[str, int]]) -> Table:

@@ -92,7 +92,7 @@ def _told(error: BaseException) -> int:
 
 def _sentence(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
-        text = error.format_message()
+        text = error.format_message().rstrip(".") + _help_hint(error)
     elif isinstance(error, DuetimeError):
         text = error.detail
     elif isinstance(error, KafkaException):
@@ -104,6 +104,11 @@ def _sentence(error: BaseException) -> str:
             "and DUETIME_DEBUG=1 shows where"
         )
     return " ".join(text.split())
+
+
+def _help_hint(error: typer.TyperException) -> str:
+    context: typer.Context | None = getattr(error, "ctx", None)
+    return f": see {context.command_path} --help" if context else ""
 
 
 def _exit_code(error: BaseException) -> int:

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from duetime.cli.cancelling import cancel_surely, not_waiting
-from duetime.cli.connect import connected
-from duetime.cli.display import console, facts, printable, size, when
-from duetime.cli.options import At, Config, Id, In, Kafka, delay, instant
+from duetime.cli.connect import connected, require_kafka
+from duetime.cli.display import facts, printable, size, when
+from duetime.cli.options import At, BadInput, Config, Id, In, Kafka, delay, instant, settings_from
 from duetime.client import Producer
 from duetime.clock import SystemClock
 from duetime.errors import InvalidMessage, Reason
@@ -52,17 +52,23 @@ def send(  # noqa: PLR0913 (an option each)
     due_at, due_in = _due(at, in_)
     headers = [_header(each) for each in header or []]
     payload = _payload(value, file)
-    with Producer(connected(kafka, config)) as producer:
-        full_id = producer.produce(
-            topic,
-            payload,
-            key=None if key is None else os.fsencode(key),
-            headers=headers,
-            at=due_at,
-            in_=due_in,
-            id=own_id,
-            partition=partition,
-        )
+    settings = settings_from(kafka, config)
+    producer = Producer(settings)
+    full_id = producer.produce(
+        topic,
+        payload,
+        key=None if key is None else os.fsencode(key),
+        headers=headers,
+        at=due_at,
+        in_=due_in,
+        id=own_id,
+        partition=partition,
+    )
+    # Only now, when it is known that it can be taken.
+    require_kafka(settings)
+    with producer:
+        # Waits until it has arrived, or raises.
+        pass
     typer.echo(full_id)
 
 
@@ -84,7 +90,7 @@ def show(
     if value:
         sys.stdout.buffer.write(found.value or b"")
         return
-    console().print(facts(_facts(found, now_ms)))
+    typer.echo(facts(_facts(found, now_ms)))
 
 
 def cancel(message_id: Id, *, kafka: Kafka = None, config: Config = None) -> None:
@@ -128,13 +134,13 @@ def _header(text: str) -> tuple[str, bytes]:
 
 def _payload(value: str | None, file: Path | None) -> bytes:
     if value is not None and file is not None:
-        raise typer.BadParameter("both --value and --file are given: leave one")
+        raise BadInput("both --value and --file are given: leave one")
     if value is not None:
         return os.fsencode(value)
     if file is not None:
         return _read(file)
     if sys.stdin.isatty():
-        raise typer.BadParameter("no payload: give --value or --file, or pipe it in")
+        raise BadInput("no payload: give --value or --file, or pipe it in")
     return sys.stdin.buffer.read()
 
 
@@ -142,7 +148,7 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise typer.BadParameter(f"--file {file} cannot be read ({error.strerror})") from error
+        raise BadInput(f"--file {file} cannot be read ({error.strerror})") from error
 
 
 def _facts(found: Found, now_ms: int) -> list[tuple[str, str]]:

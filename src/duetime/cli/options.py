@@ -33,6 +33,13 @@ At = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="For programs, not for people.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more in the log.")]
 
+
+class BadInput(typer.TyperException):
+    """The arguments contradict each other, or name what cannot be read. One sentence."""
+
+    exit_code = 2
+
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -72,5 +79,5 @@ def instant_option_ms(text: str | None) -> int | None:
 
 def _beyond_calendar(text: str) -> InvalidMessage:
     return InvalidMessage(
-        Reason.BEYOND_WHEEL, f"{text!r} is past the end of the calendar: choose an earlier time"
+        Reason.BAD_DUE_TIME, f"{text!r} is outside the calendar: choose another time"
     )

@@ -8,30 +8,28 @@ import typer
 
 from duetime.cli.connect import connected
 from duetime.cli.display import console, histogram, printable, size, table, when
-from duetime.cli.options import Config, Json, Kafka, instant_option_ms
-from duetime.clock import UNITS_MS, SystemClock, format_instant
+from duetime.cli.options import BadInput, Config, Json, Kafka, instant_option_ms
+from duetime.clock import UNITS_MS, SystemClock, format_duration, format_instant
 from duetime.stores import Found, Pending
 from duetime.stores.reader import WheelReader
 
-DAY_MS = UNITS_MS["d"]
+HOUR_MS, DAY_MS = UNITS_MS["h"], UNITS_MS["d"]
 
-#: Upper ends of the histogram's rows, in ms from now. Slots are as wide as 1/64 of what their level
-#: reaches, so steps of 3 to 10 times are what they can tell apart.
-STEPS = (
-    ("overdue", 0),
-    ("in 10 seconds", 10_000),
-    ("a minute", 60_000),
-    ("10 minutes", 600_000),
-    ("an hour", 3_600_000),
-    ("6 hours", 6 * 3_600_000),
-    ("a day", DAY_MS),
-    ("a week", 7 * DAY_MS),
-    ("a month", 30 * DAY_MS),
-    ("a year", 365 * DAY_MS),
+#: Upper ends of the histogram's rows, in ms from now. What waits long is in wide slots: finer steps
+#: could not be told apart.
+STEPS_MS = (
+    10_000,
+    60_000,
+    600_000,
+    HOUR_MS,
+    6 * HOUR_MS,
+    DAY_MS,
+    7 * DAY_MS,
+    30 * DAY_MS,
+    365 * DAY_MS,
 )
 
-#: The last row.
-LATER = "later"
+OVERDUE, LATER = "overdue", "later"
 
 
 def pending(  # noqa: PLR0913 (an option each)
@@ -60,7 +58,7 @@ def pending(  # noqa: PLR0913 (an option each)
     """
     from_ms, to_ms = instant_option_ms(from_), instant_option_ms(to)
     if from_ms is not None and to_ms is not None and from_ms >= to_ms:
-        raise typer.BadParameter("--from is not before --to: nothing is due in between")
+        raise BadInput("--from is not before --to: nothing is due in between")
     settings, now_ms = connected(kafka, config), SystemClock().now_ms()
     reader = WheelReader(settings)
     try:
@@ -89,7 +87,7 @@ def within(slots: Iterable[Pending], from_ms: int | None, to_ms: int | None) -> 
 
 def by_distance(slots: Iterable[Pending], now_ms: int) -> list[tuple[str, int]]:
     """How many are due how soon; from the first to the last row that has any."""
-    counts = dict.fromkeys([*(label for label, _ in STEPS), LATER], 0)
+    counts = dict.fromkeys([OVERDUE, *map(_label, STEPS_MS), LATER], 0)
     for slot in slots:
         counts[_step(slot, now_ms)] += slot.count
     rows = list(counts.items())
@@ -99,10 +97,14 @@ def by_distance(slots: Iterable[Pending], now_ms: int) -> list[tuple[str, int]]:
 
 def _step(slot: Pending, now_ms: int) -> str:
     if slot.end_ms <= now_ms:
-        return "overdue"
+        return OVERDUE
     # The middle of what is left of the slot: nothing nearer is known without reading.
     ahead_ms = (max(slot.start_ms, now_ms) + slot.end_ms) // 2 - now_ms
-    return next((label for label, end_ms in STEPS if ahead_ms < end_ms), LATER)
+    return next((_label(end_ms) for end_ms in STEPS_MS if ahead_ms < end_ms), LATER)
+
+
+def _label(end_ms: int) -> str:
+    return f"under {format_duration(end_ms)}"
 
 
 def _count(slots: Sequence[Pending], now_ms: int, *, as_json: bool) -> None:
@@ -114,7 +116,7 @@ def _count(slots: Sequence[Pending], now_ms: int, *, as_json: bool) -> None:
         typer.echo("nothing waits")
         return
     out = console()
-    out.print(f"{total:,} {'message waits' if total == 1 else 'messages wait'}; due within\n")
+    out.print(f"{total:,} {'record waits' if total == 1 else 'records wait'}, cancels included\n")
     out.print(histogram(by_distance(slots, now_ms)))
 
 
@@ -131,7 +133,7 @@ def _list(messages: Iterable[Found], now_ms: int, limit: int, *, as_json: bool) 
     if not found:
         typer.echo("nothing waits")
         return
-    out, rows = console(), table("id", "due", "topic", "key", "size", "")
+    out, rows = console(), table("id", "due", "topic", "key", "size")
     for each in found[:limit]:
         rows.add_row(*_row(each, now_ms))
     out.print(rows)
@@ -146,7 +148,6 @@ def _row(found: Found, now_ms: int) -> tuple[str, ...]:
         found.topic,
         "" if found.key is None else printable(found.key),
         size(len(found.value or b"")),
-        "cancelled" if found.cancelled else "",
     )
 
 
@@ -159,5 +160,4 @@ def _message_json(found: Found) -> dict[str, Any]:
         "partition": found.partition,
         "key": None if found.key is None else printable(found.key),
         "value_bytes": None if found.value is None else len(found.value),
-        "cancelled": found.cancelled,
     }

@@ -12,9 +12,9 @@ import typer
 
 from duetime.admin import create_topics
 from duetime.cli.connect import connected, require_kafka
-from duetime.cli.display import console, facts, home_relative
+from duetime.cli.display import facts, home_relative
 from duetime.cli.logs import begin_log
-from duetime.cli.options import Config, Kafka, Verbose, settings_from
+from duetime.cli.options import BadInput, Config, Kafka, Verbose, settings_from
 from duetime.cli.service import Service, interruptible
 from duetime.config import Settings
 from duetime.errors import SetupError
@@ -50,7 +50,7 @@ def up(
     What waits is kept for the next time, in the data directory or in the cluster named by --kafka.
     """
     if kafka and port:
-        raise typer.BadParameter("--port is for an own Kafka, and --kafka names another: leave one")
+        raise BadInput("--port is for an own Kafka, and --kafka names another: leave one")
     begin_log(logging.DEBUG if verbose else logging.INFO)
     directory = (data or _data_home()).expanduser().absolute()
     with suppress(KeyboardInterrupt), interruptible(), _alone(directory):
@@ -123,8 +123,8 @@ def _announce(settings: Settings, directory: Path) -> None:
         "data": home_relative(directory),
         "Ctrl-C": "stops it; what waits is kept",
     }
-    console().print("\nduetime is ready", style="bold")
-    console().print(facts((f"  {name}", text) for name, text in lines.items()))
+    typer.echo("duetime is ready")
+    typer.echo(facts((f"  {name}", text) for name, text in lines.items()))
 
 
 def _data_home() -> Path:

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Protocol, Self
 
+from duetime.errors import DuetimeError
+
 log = logging.getLogger(__name__)
 
 #: How long the pipeline may take to stop, in seconds: the broker must have time as well, and all of
@@ -28,10 +30,14 @@ STOP_S = 8.0
 #: How often the main thread looks around while it waits, in seconds.
 LOOK_S = 0.5
 
+#: How much of a failure in Java is told, in characters.
+WORDS = 400
+
 #: Exit code of a program that Ctrl-C ended.
 INTERRUPTED = 130
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: A program in the background is started with SIGINT ignored, and may yet be sent one.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stoppable(Protocol):
@@ -60,7 +66,7 @@ class Service:
         self._pipeline = pipeline
         self._look = look
         self._ready = threading.Event()
-        self._failed: Exception | None = None
+        self._failed: DuetimeError | None = None
         self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
 
     def wait_until_ready(self) -> None:
@@ -90,6 +96,8 @@ class Service:
         self._thread.join(STOP_S)
         if self._thread.is_alive():
             log.warning("not stopped after %.0f s: ending Spark, nothing is lost", STOP_S)
+        elif self._failed and self._failed is not error:
+            log.warning("not stopped as it should be: %s", self._failed, exc_info=self._failed)
         end_spark(kill=self._thread.is_alive())
 
     def _run(self) -> None:
@@ -100,14 +108,23 @@ class Service:
                 self._pipeline.watch()
             finally:
                 self._pipeline.stop()
-        except Exception as error:  # noqa: BLE001 (the main thread raises it)
+        except DuetimeError as error:
             self._failed = error
+        except Exception as error:
+            log.debug("the pipeline failed", exc_info=True)
+            self._failed = _named(error)
         finally:
             self._ready.set()
 
     def _raise_failure(self) -> None:
         if self._failed:
             raise self._failed
+
+
+def _named(error: Exception) -> DuetimeError:
+    """The failure in words, taken down while the JVM that knows them is there."""
+    words = " ".join(str(error).partition("\n\tat ")[0].split())[:WORDS]
+    return DuetimeError(f"the pipeline failed ({words}): run it with --verbose to see where")
 
 
 def end_spark(*, kill: bool = False) -> None:
@@ -141,10 +158,16 @@ def interruptible() -> Iterator[None]:
         interrupted = True
         raise KeyboardInterrupt
 
-    heeded = [each for each in SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
-    before = {each: signal.signal(each, interrupt) for each in heeded}
+    before = {each: signal.signal(each, interrupt) for each in _heeded()}
     try:
         yield
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def _heeded() -> Iterator[signal.Signals]:
+    yield from SIGNALS
+    # `nohup` has it ignored, and means it.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        yield signal.SIGHUP

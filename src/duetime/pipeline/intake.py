@@ -29,13 +29,12 @@ from duetime.message import (
     DUE_ID,
     DUE_PARTITION,
     DUE_TOPIC,
-    END,
     LATEST_MS,
     TOPIC_PATTERN,
     UNIQUE_PATTERN,
 )
 from duetime.pipeline.kafka import read_stream
-from duetime.pipeline.routing import Routes, Waiting
+from duetime.pipeline.routing import PARTITION_PATTERN, Routes, Waiting
 from duetime.topics import TopicNames
 
 
@@ -142,7 +141,7 @@ def _refusals(settings: Settings) -> list[Refusal]:
             detail="the destination belongs to Kafka or duetime: choose another topic",
         ),
         Refusal(
-            when=asked["partition"].isNotNull() & ~asked["partition"].rlike(rf"^[0-9]{{1,6}}{END}"),
+            when=asked["partition"].isNotNull() & ~asked["partition"].rlike(PARTITION_PATTERN),
             reason=Reason.BAD_PARTITION,
             detail="the partition is no whole number of 0 or more",
         ),

@@ -37,7 +37,7 @@ def waited(records: DataFrame, settings: Settings) -> DataFrame:
 def looked_at_again(records: DataFrame, settings: Settings) -> DataFrame:
     """Rows for the sink: to the destination where it is due, else down another lane."""
     message, routes, now = waiting_record(), Routes(settings), F.col("after")
-    unreadable = message.due_ms.isNull() | message.id.isNull() | message.topic.isNull()
+    unreadable = ~message.is_whole | message.is_cancel
     to = (
         F.when(
             unreadable,

@@ -28,8 +28,14 @@ from duetime.message import (
     DUE_ID,
     DUE_PARTITION,
     DUE_TOPIC,
+    END,
+    LATEST_MS,
+    TOPIC_PATTERN,
 )
 from duetime.topics import OVERHEAD_BYTES, TopicNames
+
+#: A destination's partition; a cluster has no more than some hundred thousand.
+PARTITION_PATTERN = rf"^[0-9]{{1,6}}{END}"
 
 #: The columns of a Kafka sink.
 SINK = ("topic", "partition", "key", "value", "headers")
@@ -53,9 +59,22 @@ class Waiting:
         """Whether this is no message but the cancelling of one."""
         return self.topic.isNull()
 
+    @property
+    def is_whole(self) -> Column:
+        """Whether the sink can take it. What someone else wrote there may be anything."""
+        due = F.coalesce(self.due_ms.between(0, LATEST_MS), F.lit(False))
+        topic = self.topic.rlike(TOPIC_PATTERN) & ~self.topic.isin(".", "..")
+        partition = self.partition.rlike(PARTITION_PATTERN)
+        return (
+            due
+            & self.id.isNotNull()
+            & (self.topic.isNull() | topic)
+            & (self.partition.isNull() | partition)
+        )
+
 
 def waiting_record() -> Waiting:
-    """A record of the wheel or of a lane; in any other, `due_ms` and `id` are null."""
+    """A record of the wheel or of a lane; in any other, some are null."""
     headers = F.col("headers")
     return Waiting(
         topic=waiting_text(headers, DUE_TOPIC),

@@ -19,10 +19,11 @@ from duetime.pipeline.housekeeping import free_lanes
 from duetime.pipeline.intake import intake
 from duetime.pipeline.kafka import start_real_time
 from duetime.pipeline.lanes import lanes
+from duetime.pipeline.priorities import driver_pid, let_planning_give_way
 from duetime.pipeline.release import Release
 from duetime.pipeline.session import spark_session
 from duetime.pipeline.turn import Turn
-from duetime.pipeline.warmup import warm_up
+from duetime.pipeline.warmup import WarmUp
 from duetime.stores.kafka import KafkaStore
 
 log = logging.getLogger(__name__)
@@ -69,22 +70,24 @@ class Pipeline:
         check_topics(self._settings)
         self.spark = spark_session(self._settings, self._jars)
         self._store = KafkaStore(self._settings)
+        turn = Turn(self.spark, self._settings)
         self._release = Release(
-            settings=self._settings,
-            store=self._store,
-            turn=Turn(self.spark, self._settings),
-            clock=self._clock,
+            settings=self._settings, store=self._store, turn=turn, clock=self._clock
         )
         self._release.rescue_once()
         self._queries = [self._started("intake", intake), self._started("lanes", lanes)]
         self._release.start()
-        warm_up(self._settings, self._clock)
+        warm_up = WarmUp(self._settings, self._clock, self._stopping)
+        warm_up.drill(turn)
+        warm_up.until_punctual()
+        self._jvm_pid = driver_pid(self.spark)
 
     def watch(self) -> None:
         """Keep the queries running until `stop` is called from elsewhere."""
         while not self._stopping.wait(WATCH_S):
             for running in self._queries:
                 self._look_at(running)
+            let_planning_give_way(self._jvm_pid)
 
     def ask_to_stop(self) -> None:
         """Make `watch` return. May be called from a signal handler."""
@@ -94,6 +97,8 @@ class Pipeline:
         """Stop planning, let open windows end, stop the queries and Spark: a few seconds."""
         self.ask_to_stop()
         self._release.stop()
+        # What is stopped on purpose tells of it as of a failure.
+        self.spark.sparkContext.setLogLevel("OFF")
         for running in self._queries:
             running.query.stop()
         self._store.close()

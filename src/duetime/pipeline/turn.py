@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from duetime.columns import now_ms, slept_until
 from duetime.config import Settings
 from duetime.errors import Reason
+from duetime.message import LATEST_MS
 from duetime.pipeline.kafka import read_ranges, write_batch
 from duetime.pipeline.routing import Routes, waiting_record
 from duetime.stores import OffsetRange
@@ -34,9 +35,10 @@ class Turn:
         self._spark = spark
         self._settings = settings
         self._readable = _readable()
+        self._later = _is_later(settings.horizon_ms).alias("later")
         self._nth = _nth_of_its_id()
         self._now = now_ms().alias("now")
-        self._paced = _paced(settings.horizon_ms)
+        self._paced = _paced()
         self._next = _next_place(settings).alias("to")
 
     def __call__(self, ranges: Sequence[OffsetRange]) -> None:
@@ -49,12 +51,13 @@ class Turn:
         write_batch(self.rows(records), self._settings)
 
     def rows(self, records: DataFrame) -> DataFrame:
-        """Rows for the Kafka sink, in due order, each given out when it is due."""
+        """Rows for the Kafka sink: first what is routed on, then in due order what is sent."""
         return (
             records.select("*", *self._readable)
+            .select("*", self._later)
             .coalesce(1)
             .transform(self._without_duplicates_and_cancelled)
-            .sortWithinPartitions("due_ms", "offset")
+            .sortWithinPartitions(_turn_of_each(), "offset")
             .select("*", self._now)
             .where(self._paced)
             .select(self._next)
@@ -70,7 +73,7 @@ def _readable() -> list[Column]:
     """due_ms, id and is_cancel; a record that is none of duetime's is due at 0 and not `known`."""
     message = waiting_record()
     place = F.concat_ws("/", "topic", "partition", "offset")
-    known = message.due_ms.isNotNull() & message.id.isNotNull()
+    known = message.is_whole
     return [
         F.when(known, message.due_ms).otherwise(0).alias("due_ms"),
         F.when(known, message.id).otherwise(place).alias("id"),
@@ -86,18 +89,23 @@ def _nth_of_its_id() -> Column:
     return F.row_number().over(same).alias("nth")
 
 
-def _is_soon(horizon_ms: int) -> Column:
-    return F.col("due_ms") - F.col("now") <= horizon_ms
+def _is_later(horizon_ms: int) -> Column:
+    """Whether the message is routed on. Said when it is read: by its turn it would be due soon."""
+    return F.col("due_ms") - now_ms() > horizon_ms
 
 
-def _paced(horizon_ms: int) -> Column:
-    """True when a row that is due soon is due; false for a cancel whose time has come.
+def _turn_of_each() -> Column:
+    # What is routed on must not wait for what is sent at its time. One number, sorted by radix.
+    return F.when(F.col("later"), F.col("due_ms")).otherwise(F.col("due_ms") + LATEST_MS)
+
+
+def _paced() -> Column:
+    """True when a row that is sent is due; false for a cancel whose time has come.
 
     Runs in an executor, after the sort: the task sleeps from row to row.
     """
-    soon, is_cancel = _is_soon(horizon_ms), F.col("is_cancel")
     due = slept_until(F.col("due_ms"), F.col("now"))
-    return F.when(soon & is_cancel, False).when(soon, due).otherwise(True)
+    return F.when(F.col("later"), True).when(F.col("is_cancel"), False).otherwise(due)
 
 
 def _next_place(settings: Settings) -> Column:
@@ -108,6 +116,6 @@ def _next_place(settings: Settings) -> Column:
     )
     return (
         F.when(~F.col("known"), why)
-        .when(_is_soon(settings.horizon_ms), routes.destination(message))
-        .otherwise(routes.wheel(message, F.col("now")))
+        .when(F.col("later"), routes.wheel(message, F.col("now")))
+        .otherwise(routes.destination(message))
     )

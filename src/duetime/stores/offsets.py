@@ -31,6 +31,13 @@ PASSING = (
     BrokerError.COORDINATOR_LOAD_IN_PROGRESS,
 )
 
+#: Answers that there is no such topic or partition.
+MISSING = (
+    BrokerError.UNKNOWN_TOPIC_OR_PART,
+    BrokerError._UNKNOWN_PARTITION,  # noqa: SLF001 (their public names)
+    BrokerError._NOENT,  # noqa: SLF001
+)
+
 _Answer = TypeVar("_Answer")
 
 
@@ -115,7 +122,8 @@ def _answer(ask: Callable[[], _Answer]) -> _Answer:
 
 
 def _failed(error: BrokerError) -> KafkaError:
-    # _NOENT: no broker leads such a partition.
-    if error.code() in (BrokerError.UNKNOWN_TOPIC_OR_PART, BrokerError._NOENT):  # noqa: SLF001 (its public name)
-        return KafkaError("topics of the wheel are missing: create them with `duetime topics`")
+    if error.code() in MISSING:
+        return KafkaError(
+            "topics of the wheel are missing, or have too few partitions: see `duetime topics`"
+        )
     return KafkaError(f"Kafka did not answer about offsets ({error.str()}): is the broker up?")

@@ -83,7 +83,7 @@ class WheelReader:
         if not ranges:
             return None
         with RangeReader(self._settings) as reader:
-            return _found(one for one in reader.entries(ranges) if one.id == id)
+            return _found(reader.entries_of(id, ranges))
 
     def close(self) -> None:
         """Close the connection."""

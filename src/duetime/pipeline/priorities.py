@@ -1,0 +1,40 @@
+"""Planning gives way: on busy cores the threads that send what is due come first.
+
+What lateness is left on a warm pipeline sits where the next window is planned, a burst of some 100
+ms on one core. Planning has a second for that; a message that is due has none. So the threads that
+plan, and the JVM's compiler, are made nicer to the rest of the process, as `renice` would. Only
+where driver and executors share a JVM, on Linux; elsewhere nothing happens.
+"""
+
+import os
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+#: A third of the others' share when cores are short; all of them otherwise. More would let a
+#: window's planning miss its time on a machine that is always full.
+NICENESS = 5
+
+#: How the JVM's threads begin their names (at most 15 characters are kept): py4j's, in which
+#: Python's calls run and Spark plans, and the compilers'.
+NICE_THREADS = ("Thread-", "C1 CompilerThre", "C2 CompilerThre")
+
+
+def driver_pid(spark: SparkSession) -> int:
+    """The process id of the driver's JVM."""
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 (PySpark's only way to its JVM)
+    return int(jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
+
+
+def let_planning_give_way(jvm_pid: int) -> None:
+    """Lower the priority of the threads that plan and compile.
+
+    Safe to repeat, and to be repeated: threads come and go.
+    """
+    lowered = os.getpriority(os.PRIO_PROCESS, jvm_pid) + NICENESS
+    for thread in Path(f"/proc/{jvm_pid}/task").glob("*"):
+        try:
+            if (thread / "comm").read_text().startswith(NICE_THREADS):
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), lowered)
+        except OSError:
+            continue  # it has ended, or this is no Linux

@@ -1,0 +1,26 @@
+"""`duetime demo`, whole, without a terminal."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_the_demo_delivers_every_message_once_and_leaves_nothing_behind(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "duetime", "demo"],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"1,000 +1,000 +0 +0 +0 ", done.stdout)
+    assert "\x1b" not in done.stdout
+    assert list(tmp_path.iterdir()) == []

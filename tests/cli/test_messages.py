@@ -1,0 +1,238 @@
+"""send, pending, show, cancel and reschedule on a real broker, whose wheel is filled by hand."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from duetime.clock import format_instant
+from duetime.connection import librdkafka_properties
+from duetime.message import DUE_AT_MS, DUE_ID, DUE_PARTITION, DUE_TOPIC, MessageId
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("on_broker", "topics")]
+
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
+
+
+@pytest.fixture
+def taken_in(settings):
+    """The records of the native intake topic, oldest first."""
+
+    def read(count):
+        consumer = Consumer(
+            librdkafka_properties(settings) | {"group.id": settings.namespace + ".test"}
+        )
+        topic = f"{settings.namespace}.in"
+        partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, each, 0) for each in partitions])
+        records = consumer.consume(count, timeout=20)
+        consumer.close()
+        assert len(records) == count
+        return records
+
+    return read
+
+
+def test_a_sent_message_is_in_the_intake_topic_with_all_its_parts(duetime, taken_in, now_ms):
+    outcome = duetime(
+        *("send", "orders", "--in", "1h", "--key", "größe", "--value", "v", "--id", "order-17"),
+        *("--header", "a=1", "--header", "a==", "--partition", "3"),
+    )
+
+    assert (outcome.code, outcome.err) == (0, "")
+    identity = MessageId.parse(outcome.out.removesuffix("\n"))
+    assert identity.unique == "order-17"
+    assert now_ms + HOUR_MS <= identity.due_ms < now_ms + HOUR_MS + MINUTE_MS
+    (record,) = taken_in(1)
+    assert (record.key(), record.value()) == ("größe".encode(), b"v")
+    headers = record.headers()
+    assert [each for each in headers if each[0] == "a"] == [("a", b"1"), ("a", b"=")]
+    assert dict(headers)[DUE_TOPIC] == b"orders"
+    assert dict(headers)[DUE_PARTITION] == b"3"
+    assert dict(headers)[DUE_ID] == b"order-17"
+    assert dict(headers)[DUE_AT_MS] == str(identity.due_ms).encode()
+
+
+@pytest.mark.parametrize("way", ["file", "stdin"])
+def test_a_payload_is_taken_byte_for_byte(duetime, taken_in, tmp_path, way):
+    payload = bytes(range(256)) + b"\n\r\n"
+    (tmp_path / "payload").write_bytes(payload)
+
+    if way == "file":
+        duetime("send", "orders", "--in", "1m", "--file", tmp_path / "payload")
+    else:
+        duetime("send", "orders", "--in", "1m", stdin=payload)
+
+    assert taken_in(1)[0].value() == payload
+
+
+def test_a_message_due_in_the_past_is_taken(duetime, taken_in):
+    outcome = duetime("send", "orders", "--at", "2020-01-01T00:00:00Z", "--value", "v")
+
+    assert outcome.code == 0
+    taken_in(1)
+
+
+def test_an_empty_wheel_says_so(duetime):
+    assert duetime("pending").out == "nothing waits\n"
+    assert duetime("pending", "--list").out == "nothing waits\n"
+    assert json.loads(duetime("pending", "--json").out) == {"pending": 0, "slots": []}
+
+
+def test_what_waits_is_counted_with_a_bar_for_each_distance(duetime, wheel, now_ms):
+    for seconds in (30, 31, 32, 1_800):
+        wheel.message("orders", now_ms + seconds * 1_000)
+
+    lines = duetime("pending").out.splitlines()
+
+    assert lines[0] == "4 records wait, cancels included"
+    assert [line.split()[:3] for line in lines if "under" in line and "█" in line] == [
+        ["under", "1m", "3"],
+        ["under", "1h", "1"],
+    ]
+
+
+def test_counts_for_programs_are_by_slot(duetime, wheel, now_ms):
+    due_ms = wheel.message("orders", now_ms + 10_000).due_ms
+
+    counted = json.loads(duetime("pending", "--json").out)
+
+    assert counted["pending"] == 1
+    (slot,) = counted["slots"]
+    assert slot["count"] == 1
+    assert slot["from_ms"] <= due_ms < slot["to_ms"]
+
+
+def test_a_range_counts_its_slots_only(duetime, wheel, now_ms):
+    wheel.message("orders", now_ms + 10_000)
+    wheel.message("orders", now_ms + 14_000)
+
+    until = format_instant(now_ms + 12_000)
+
+    assert json.loads(duetime("pending", "--to", until, "--json").out)["pending"] == 1
+    assert json.loads(duetime("pending", "--from", until, "--json").out)["pending"] == 1
+
+
+def test_a_list_shows_everything_but_payloads(duetime, wheel, now_ms):
+    late = wheel.message("orders", now_ms + 14_000, key="k2", value="secret")
+    early = wheel.message("orders", now_ms + 10_000, key="\x1b[31m", value="secret")
+    wheel.message("others", now_ms + 10_000)
+
+    outcome = duetime("pending", "--topic", "orders")
+
+    rows = outcome.out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == [str(early), str(late)]
+    assert "orders" in rows[0]
+    assert "6 B" in rows[0]
+    assert "\\x1b[31m" in rows[0]
+    assert "secret" not in outcome.out
+
+
+def test_a_list_for_programs_is_a_line_a_message(duetime, wheel, now_ms):
+    identity = wheel.message("orders", now_ms + 10_000, key="k", value="12345", partition=2)
+
+    (line,) = duetime("pending", "--list", "--json").out.splitlines()
+
+    assert json.loads(line) == {
+        "id": str(identity),
+        "due_at_ms": identity.due_ms,
+        "due": format_instant(identity.due_ms),
+        "topic": "orders",
+        "partition": 2,
+        "key": "k",
+        "value_bytes": 5,
+    }
+
+
+def test_a_long_list_says_that_there_is_more(duetime, wheel, now_ms):
+    for number in range(3):
+        wheel.message("orders", now_ms + 10_000 + number)
+
+    assert "the first 2: --limit shows more" in duetime("pending", "--list", "--limit", "2").out
+    assert "--limit" not in duetime("pending", "--list", "--limit", "3").out
+
+
+def test_a_message_that_waits_is_shown_with_all_its_parts(duetime, wheel, now_ms):
+    identity = wheel.message(
+        "orders", now_ms + MINUTE_MS, key="k", value="one\ntwo", headers={"a": "1"}, partition=3
+    )
+
+    outcome = duetime("show", identity)
+
+    assert outcome.code == 0
+    lines = [line.split(maxsplit=1) for line in outcome.out.splitlines()]
+    assert ["id", str(identity)] in lines
+    assert ["state", "waiting"] in lines
+    assert ["topic", "orders"] in lines
+    assert ["partition", "3"] in lines
+    assert ["header", "a=1"] in lines
+    assert "value      one\n           two\n" in outcome.out
+
+
+def test_a_payload_that_is_no_text_is_not_put_on_the_terminal(duetime, wheel, now_ms):
+    identity = wheel.message("orders", now_ms + MINUTE_MS, value=b"\xff\x00")
+
+    assert "2 B; --value writes it to stdout" in duetime("show", identity).out
+
+
+def test_a_payload_comes_out_byte_for_byte(wheel, now_ms):
+    payload = bytes(range(256))
+    identity = wheel.message("orders", now_ms + MINUTE_MS, value=payload)
+
+    command = [sys.executable, "-m", "duetime", "show", str(identity), "--value"]
+
+    assert subprocess.run(command, check=True, capture_output=True).stdout == payload
+
+
+def test_a_cancelled_message_is_shown_as_cancelled_and_cancelled_again(duetime, wheel, now_ms):
+    identity = wheel.message("orders", now_ms + MINUTE_MS)
+    wheel.cancel(identity)
+
+    assert "state  cancelled" in duetime("show", identity).out
+    assert duetime("cancel", identity).code == 0
+
+
+def test_a_message_that_nobody_sent_is_unknown(duetime, now_ms):
+    identity = MessageId(due_ms=now_ms + MINUTE_MS, unique="nobody")
+
+    for command in (["show"], ["cancel"], ["reschedule", "--in", "1h"]):
+        outcome = duetime(*command, identity)
+        assert (outcome.code, outcome.out) == (4, "")
+
+
+def test_a_message_of_the_past_is_too_late(duetime, now_ms):
+    identity = MessageId(due_ms=now_ms - MINUTE_MS, unique="gone")
+
+    for command in (["show"], ["cancel"], ["reschedule", "--in", "1h"]):
+        outcome = duetime(*command, identity)
+        assert (outcome.code, outcome.out) == (3, "")
+
+
+def test_a_message_about_to_be_sent_is_too_late_to_cancel(duetime, wheel, now_ms):
+    identity = wheel.message("orders", now_ms + 1_200)
+
+    outcome = duetime("cancel", identity)
+
+    assert outcome.code == 3
+    assert "too late" in outcome.err
+
+
+def test_a_cancel_that_nobody_takes_in_is_not_called_certain(duetime, wheel, now_ms, monkeypatch):
+    monkeypatch.setattr("duetime.cli.cancelling.CONFIRM_MS", 200)
+    identity = wheel.message("orders", now_ms + MINUTE_MS)
+
+    outcome = duetime("cancel", identity)
+
+    assert outcome.code == 1
+    assert "nobody took it in" in outcome.err
+
+
+def test_a_rescheduled_message_has_a_new_id(duetime, wheel, now_ms):
+    identity = wheel.message("orders", now_ms + MINUTE_MS, unique="order-17", value="v")
+
+    outcome = duetime("reschedule", identity, "--in", "30m")
+
+    assert outcome.code == 0
+    assert MessageId.parse(outcome.out.removesuffix("\n")).unique == "order-17~1"

@@ -1,0 +1,208 @@
+"""`duetime up` as a user has it: a process with its own Kafka, stopped and started again."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from duetime.local.ports import free_port
+from duetime.message import DUE_AT_MS, DUE_ID
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+
+#: How long starting, warm-up included, may take on a busy machine, in seconds.
+START_S = 240
+
+#: How long a stop may take, in seconds; what counts towards it is told in the issue's words.
+STOP_S = 10
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tmp_path_factory.mktemp("with a space")
+
+
+@pytest.fixture(scope="module")
+def port():
+    return free_port()
+
+
+class Up:
+    """A running `duetime up`."""
+
+    def __init__(self, process, log, port):
+        self.process = process
+        self.log = log
+        self.kafka = f"127.0.0.1:{port}"
+
+    def wait_until_ready(self):
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if "Ctrl-C" in line:
+                return "".join(lines)
+        raise AssertionError(self.log.read_text())
+
+    def run(self, *arguments):
+        done = subprocess.run(
+            [sys.executable, "-m", "duetime", *arguments, "--kafka", self.kafka],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def stop(self, how=signal.SIGTERM):
+        """Returns the exit code and how long it took, in seconds."""
+        begun_s = time.monotonic()
+        self.process.send_signal(how)
+        code = self.process.wait(60)
+        return code, time.monotonic() - begun_s
+
+
+@contextmanager
+def started(data, port):
+    log = data / "up.log"
+    with log.open("w") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "duetime", "up", "--data", data, "--port", str(port)],
+            stdout=subprocess.PIPE,
+            stderr=sink,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+    try:
+        yield Up(process, log, port)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def arrivals(kafka, topic, count):
+    """The first records of the topic, as (id, lateness in ms, value)."""
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": "test"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    records = consumer.consume(count, timeout=90)
+    consumer.close()
+    return [record_of(each) for each in records]
+
+
+def record_of(message):
+    headers = dict(message.headers())
+    late_ms = message.timestamp()[1] - int(headers[DUE_AT_MS])
+    return headers[DUE_ID].decode(), late_ms, message.value()
+
+
+def test_everything_a_user_does_in_an_hour(data, port):
+    with started(data, port) as up:
+        said = up.wait_until_ready()
+        assert f"127.0.0.1:{port}" in said
+        assert f"--kafka 127.0.0.1:{port}" in said
+
+        soon = up.run("send", "hello", "--in", "5s", "--value", "Hello, later")
+        at_once = up.run("send", "hello", "--at", "2020-01-01T00:00Z", "--value", "Hello, now")
+        kept = up.run("send", "kept", "--in", "2m", "--value", "kept")
+        cancelled = up.run("send", "kept", "--in", "90s", "--value", "cancelled")
+        moved = up.run("send", "hello", "--in", "1h", "--value", "moved", "--id", "m")
+
+        assert "will not be delivered" in up.run("cancel", cancelled)
+        moved_to = up.run("reschedule", moved, "--in", "8s")
+        assert moved_to.endswith("-m~1")
+        assert kept in up.run("pending", "--topic", "kept")
+        assert cancelled not in up.run("pending", "--topic", "kept")
+        assert "state  waiting" in up.run("show", kept)
+
+        came = arrivals(up.kafka, "hello", 3)
+        assert [each[0] for each in came] == [at_once, soon, moved_to]
+        assert [each[2] for each in came] == [b"Hello, now", b"Hello, later", b"moved"]
+        assert all(late_ms >= 0 for _, late_ms, _ in came)
+
+        code, took_s = up.stop()
+        assert code == 0
+        assert took_s < STOP_S
+        assert "Traceback" not in up.log.read_text()
+
+    with started(data, port) as up:
+        up.wait_until_ready()
+        ((came, late_ms, value),) = arrivals(up.kafka, "kept", 1)
+        assert (came, value) == (kept, b"kept")
+        assert late_ms >= 0
+        code, took_s = up.stop(signal.SIGINT)
+        assert code == 0
+        assert took_s < STOP_S
+
+
+def children_of(process):
+    """Every living process below this one, and what it is."""
+    listed = subprocess.run(
+        ["/bin/ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    below, found = {process.pid}, {}
+    for pid, ppid, args in re.findall(r"^\s*(\d+)\s+(\d+)\s+(.*)$", listed, re.MULTILINE):
+        if int(ppid) in below:
+            below.add(int(pid))
+            found[int(pid)] = args
+    return found
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_stop_in_the_middle_of_the_start_takes_no_longer(data, port):
+    with started(data, port) as up:
+        await_line(up.log, "warming up")
+        children = children_of(up.process)
+        code, took_s = up.stop()
+        assert code == 0
+        assert took_s < STOP_S
+        assert [args for pid, args in children.items() if alive(pid)] == []
+
+
+def test_a_second_ctrl_c_leaves_no_orphans(data, port):
+    with started(data, port) as up:
+        await_line(up.log, "warming up")
+        children = children_of(up.process)
+        up.process.send_signal(signal.SIGINT)
+        up.process.send_signal(signal.SIGINT)
+        up.process.wait(30)
+        until_s = time.monotonic() + 40
+        while any(alive(pid) for pid in children) and time.monotonic() < until_s:
+            time.sleep(0.1)
+        assert [args for pid, args in children.items() if alive(pid)] == []
+
+
+def test_two_on_one_directory_are_refused_in_one_sentence(data, port):
+    with started(data, port) as up:
+        await_line(up.log, "starting Kafka")
+        with started(data, port) as second:
+            assert second.process.wait(30) == 1
+            assert "another duetime up works on" in second.log.read_text()
+
+
+def test_a_port_in_use_is_refused_in_one_sentence(data, broker):
+    with started(data, int(broker.bootstrap.rpartition(":")[2])) as up:
+        assert up.process.wait(30) == 1
+        last = up.log.read_text().splitlines()[-1]
+        assert last.startswith("error: port ")
+        assert "is in use" in last
+
+
+def await_line(log, text):
+    until_s = time.monotonic() + START_S
+    while text not in log.read_text():
+        assert time.monotonic() < until_s, log.read_text()
+        time.sleep(0.05)

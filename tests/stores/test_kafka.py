@@ -1,0 +1,92 @@
+import logging
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from duetime.connection import librdkafka_properties
+from duetime.stores import OffsetRange
+from duetime.stores.kafka import KafkaStore
+
+pytestmark = pytest.mark.system
+
+SECOND = 1_000
+MINUTE = 60 * SECOND
+
+
+@pytest.fixture
+def store(settings, topics):  # noqa: ARG001 (the topics must be there)
+    opened = KafkaStore(settings)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def remove(settings):
+    """Removes the records of a partition before an offset, as retention would."""
+    admin = AdminClient(librdkafka_properties(settings))
+
+    def before(place, offset):
+        for answer in admin.delete_records([TopicPartition(*place, offset)]).values():
+            answer.result()
+
+    return before
+
+
+def test_what_is_found_and_counted_is_the_readers(store, wheel, settings, now_ms):
+    identity = wheel.message("orders", now_ms + MINUTE)
+    (pending,) = store.pending(now_ms)
+    assert (pending.slot, pending.count) == (settings.wheel.place(now_ms + MINUTE, now_ms), 1)
+    assert store.find(identity, now_ms).id == identity
+
+
+def test_looking_claims_nothing(store, wheel, settings, now_ms):
+    identity = wheel.message("orders", now_ms + 10 * SECOND)
+    store.find(identity, now_ms)
+    list(store.pending(now_ms))
+    (claimed,) = store.due(settings.wheel.place(identity.due_ms, now_ms))
+    assert claimed.count == 1
+
+
+def test_records_removed_while_it_was_down_are_told_and_the_rest_goes_on(
+    wheel, settings, now_ms, remove, caplog
+):
+    KafkaStore(settings).close()
+    due_ms = now_ms + 10 * SECOND
+    for _ in range(5):
+        wheel.message("orders", due_ms)
+    topic, partition = wheel._slot(due_ms, None)
+    remove((topic, partition), 3)
+    store = KafkaStore(settings)
+    (told,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert f"topic={topic} partition={partition} records=3" in told.getMessage()
+    slot = settings.wheel.place(due_ms, now_ms)
+    assert store.due(slot) == [OffsetRange(topic, partition, 3, 5)]
+    store.close()
+
+
+def test_records_removed_while_it_runs_are_told_once_and_the_rest_is_overdue(
+    store, wheel, now_ms, remove, caplog
+):
+    due_ms = now_ms + 10 * SECOND
+    for _ in range(5):
+        wheel.message("orders", due_ms)
+    topic, partition = wheel._slot(due_ms, None)
+    remove((topic, partition), 3)
+    overdue = store.overdue(due_ms + 5 * SECOND)
+    assert overdue == [OffsetRange(topic, partition, 3, 5)]
+    store.give_up(overdue)
+    assert store.overdue(due_ms + 5 * SECOND) == overdue
+    assert [each.levelno for each in caplog.records] == [logging.ERROR]
+
+
+def test_what_was_settled_is_no_loss_at_the_next_start(store, wheel, settings, now_ms, caplog):
+    due_ms = now_ms + 10 * SECOND
+    for _ in range(5):
+        wheel.message("orders", due_ms)
+    slot = settings.wheel.place(due_ms, now_ms)
+    store.settle(store.due(slot))
+    again = KafkaStore(settings)
+    assert again.due(slot) == []
+    assert caplog.records == []
+    again.close()

@@ -1,0 +1,167 @@
+"""`duetime run` as a process of its own: down, stopped, killed, and started again."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from duetime.admin import create_topics
+from duetime.clock import SystemClock
+from duetime.connection import librdkafka_properties
+from duetime.message import WAITING_HEADERS, MessageId
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+
+#: How long a stop may take, in seconds: 10 for itself, and something for a busy machine.
+STOP_S = 15
+
+
+@pytest.fixture(scope="module")
+def live(down, tmp_path_factory):
+    """In place of the running pipeline: one that this module starts and ends."""
+    found = down(tmp_path_factory.mktemp("checkpoint"))
+    create_topics(found.settings)
+    yield found
+    found.close()
+
+
+@contextmanager
+def running(live, directory):
+    """A started `duetime run`, ended hard unless it has ended before."""
+    with (directory / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "duetime", "run", "--config", written(live, directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            kill(process)
+
+
+def written(live, directory):
+    """The settings as a file."""
+    path = directory / "duetime.toml"
+    given = live.settings.model_dump(mode="json", exclude_unset=True)
+    path.write_text("".join(f"{name} = {value!r}\n" for name, value in given.items()))
+    return path
+
+
+def kill(process):
+    """End Python and its JVM at once, as the kernel or a power cut would."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def stop(process):
+    """Ask it to end, as an operator would; returns its exit code."""
+    process.terminate()
+    return process.wait(STOP_S)
+
+
+def now_ms():
+    return SystemClock().now_ms()
+
+
+def schedule(live, topic, count, over_s):
+    """Messages due one after another, the first at once; returns their ids."""
+    from duetime.client import Producer as Client  # noqa: PLC0415 (another Producer is above)
+
+    with Client(live.settings) as client:
+        step = timedelta(seconds=over_s) / count
+        return {client.produce(topic, "x", in_=each * step) for each in range(count)}
+
+
+def complete(inbox, ids):
+    """Wait for every id; returns what arrived, which may be more."""
+    inbox.until(lambda: {each.id for each in inbox.arrived} >= ids, f"all of {len(ids)}")
+    assert {each.id for each in inbox.arrived} == ids
+    assert min(each.late_ms for each in inbox.arrived) >= 0
+    return inbox.arrived
+
+
+def test_the_ring_turned_while_nothing_was_released_and_each_message_finds_its_turn(live, tmp_path):
+    """Three turns of the ring in one partition: two are over, and one is yet to come."""
+    topic, wheel = live.topic(), live.settings.wheel
+    second_ms = now_ms() // 1_000 * 1_000
+    with aged(live, live.names.wheel(0)) as append:
+        for turn, appended_ms in ((-2, -60_000), (-1, -40_000), (0, -2_000)):
+            due_ms = second_ms + 19_000 + turn * wheel.ring * wheel.tick_ms
+            append(topic, due_ms, second_ms + appended_ms)
+    with running(live, tmp_path):
+        arrived = live.inbox(topic).take(3)
+    assert min(each.late_ms for each in arrived) >= 0
+    assert [each.id for each in arrived] == sorted(each.id for each in arrived)
+
+
+@contextmanager
+def aged(live, topic):
+    """Appends to the wheel as of an earlier time, which a broker stamps only if it is told to."""
+    admin = AdminClient(librdkafka_properties(live.settings))
+    producer = Producer(librdkafka_properties(live.settings))
+    shape = live.settings.wheel
+
+    def append(destination, due_ms, appended_ms):
+        identity = str(MessageId(due_ms=due_ms, unique="aged"))
+        values = {"due-topic": destination, "due-at-ms": str(due_ms), "due-id": identity}
+        headers = [(name, values.get(name)) for name in WAITING_HEADERS]
+        place = shape.number(0, due_ms) % shape.ring
+        producer.produce(topic, "x", partition=place, headers=headers, timestamp=appended_ms)
+
+    stamp_with(admin, topic, "CreateTime")
+    yield append
+    producer.flush()
+    stamp_with(admin, topic, "LogAppendTime")
+
+
+def stamp_with(admin, topic, kind):
+    entry = ConfigEntry("message.timestamp.type", kind, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for changed in admin.incremental_alter_configs([resource]).values():
+        changed.result()
+
+
+def test_what_waits_when_it_is_stopped_comes_after_it_is_started_again(live, tmp_path):
+    topic = live.topic()
+    inbox = live.inbox(topic)
+    with running(live, tmp_path) as process:
+        ids = schedule(live, topic, 400, over_s=30)
+        inbox.until(lambda: len(inbox.arrived) > 20, "the first messages")
+        began_s = time.monotonic()
+        assert stop(process) == 0
+        assert time.monotonic() - began_s < STOP_S
+    left = ids - {each.id for each in inbox.arrived}
+    assert left
+    with running(live, tmp_path):
+        complete(inbox, ids)
+
+
+def test_a_kill_loses_nothing(live, tmp_path):
+    """In every stage at once: at the intake, in lanes, in windows, and on far levels."""
+    topic = live.topic()
+    inbox = live.inbox(topic)
+    with running(live, tmp_path) as process:
+        ids = schedule(live, topic, 300, over_s=3) | schedule(live, topic, 600, over_s=30)
+        inbox.until(lambda: len(inbox.arrived) > 100, "the first messages")
+        ids |= schedule(live, topic, 300, over_s=3)
+        kill(process)
+    ids |= schedule(live, topic, 50, over_s=1)
+    with running(live, tmp_path):
+        complete(inbox, ids)

@@ -1,0 +1,137 @@
+import pytest
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from duetime import admin
+from duetime.admin import check_topics, create_topics, topic_problems
+from duetime.connection import librdkafka_properties
+from duetime.errors import ConfigError, KafkaError
+from duetime.topics import required_topics
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def cluster(settings):
+    return AdminClient(librdkafka_properties(settings))
+
+
+@pytest.fixture
+def altered(settings, topics, cluster):
+    """Alters a setting of one of the topics; returns the topic's full name."""
+
+    def alter(topic, name, value):
+        full_name = f"{settings.namespace}.{topic}"
+        assert full_name in topics
+        set_to(cluster, full_name, name, value)
+        return full_name
+
+    return alter
+
+
+def set_to(cluster, topic, name, value):
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for answer in cluster.incremental_alter_configs([resource]).values():
+        answer.result()
+
+
+def create(cluster, topic):
+    for created in cluster.create_topics([topic]).values():
+        created.result()
+
+
+def test_every_topic_is_created_as_it_must_be(settings, topics):
+    assert set(topics) == {topic.name for topic in required_topics(settings)}
+    assert topic_problems(settings) == []
+    check_topics(settings)
+
+
+def test_only_what_is_missing_is_created(settings, topics, cluster):
+    for deleted in cluster.delete_topics(topics[1:3]).values():
+        deleted.result()
+    assert sorted(create_topics(settings)) == sorted(topics[1:3])
+    assert create_topics(settings) == []
+
+
+def test_missing_topics_are_problems_that_say_what_to_do(settings):
+    problems = topic_problems(settings)
+    assert len(problems) == len(required_topics(settings))
+    assert all("is missing: create it with `duetime topics`" in each for each in problems)
+    with pytest.raises(ConfigError, match=rf"{settings.namespace}\.wheel\.2 is missing"):
+        check_topics(settings)
+
+
+def test_settings_that_would_lose_messages_are_named(settings, altered):
+    losing = [
+        ("in", "retention.ms", "3599999"),
+        ("in", "cleanup.policy", "compact,delete"),
+        ("in", "message.timestamp.type", "CreateTime"),
+        ("in.countdown", "message.timestamp.type", "CreateTime"),
+        ("in.airtel", "retention.ms", "0"),
+        ("control", "cleanup.policy", "compact"),
+        ("lanes", "retention.ms", "604800000"),
+        ("lanes", "message.timestamp.type", "CreateTime"),
+        ("wheel.0", "retention.ms", "604800000"),
+        ("wheel.0", "message.timestamp.type", "CreateTime"),
+        ("wheel.1", "retention.bytes", "1000000000"),
+        ("wheel.2", "cleanup.policy", "compact"),
+        ("wheel.2", "max.message.bytes", "1000000"),
+        ("rejected", "max.message.bytes", "1000000"),
+    ]
+    beginnings = [
+        f"topic {altered(topic, setting, value)}: {setting} is {value}"
+        for topic, setting, value in losing
+    ]
+    problems = topic_problems(settings)
+    assert len(problems) == len(losing)
+    for beginning in beginnings:
+        assert sum(problem.startswith(beginning) for problem in problems) == 1
+    with pytest.raises(ConfigError, match=r"retention\.ms.*max\.message\.bytes"):
+        check_topics(settings)
+
+
+def test_settings_that_lose_nothing_are_no_problem(settings, altered):
+    altered("in", "retention.ms", "3600000")
+    altered("in.countdown", "retention.ms", "-1")
+    altered("in.airtel", "message.timestamp.type", "CreateTime")
+    altered("wheel.0", "max.message.bytes", "10000000")
+    assert topic_problems(settings) == []
+
+
+def test_a_wheel_of_another_size_is_refused_and_kept(settings, cluster):
+    name = f"{settings.namespace}.wheel.0"
+    wheel = next(topic for topic in required_topics(settings) if topic.name == name)
+    create(cluster, NewTopic(name, num_partitions=3, config=dict(wheel.settings)))
+    created = create_topics(settings)
+    assert name not in created
+    (problem,) = topic_problems(settings)
+    assert problem.startswith(f"topic {name} has 3 partitions")
+    cluster.delete_topics([name, *created])
+
+
+def test_one_topic_cannot_have_two_contracts(settings):
+    both = settings.model_copy(update={"countdown_topic": settings.airtel_topic})
+    with pytest.raises(ConfigError, match=settings.airtel_topic):
+        create_topics(both)
+    assert f"topic {settings.airtel_topic} is named for 2 purposes" in topic_problems(both)[0]
+
+
+def test_too_many_replicas_are_a_setting_to_change(settings):
+    with pytest.raises(ConfigError, match="set replication_factor"):
+        create_topics(settings.model_copy(update={"replication_factor": 3}))
+
+
+def test_a_broker_that_does_not_answer_is_told_with_its_address(settings, monkeypatch):
+    monkeypatch.setattr(admin, "TIMEOUT_S", 0.2)
+    nowhere = settings.model_copy(update={"bootstrap": "127.0.0.1:1"})
+    with pytest.raises(KafkaError, match=r"127\.0\.0\.1:1 does not answer"):
+        topic_problems(nowhere)
+    with pytest.raises(KafkaError, match=r"127\.0\.0\.1:1 does not answer"):
+        create_topics(nowhere)

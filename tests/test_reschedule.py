@@ -1,0 +1,165 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duetime.connection import librdkafka_properties
+from duetime.errors import InvalidMessage, KafkaError, Reason, TooLate, UnknownMessage
+from duetime.message import MessageId, check_unique
+from duetime.reschedule import next_unique, reschedule
+from duetime.stores.reader import WheelReader
+
+SECOND = 1_000
+MINUTE = 60 * SECOND
+
+
+class StoppedClock:
+    def __init__(self, now_ms):
+        self._now_ms = now_ms
+
+    def now_ms(self):
+        return self._now_ms
+
+
+def committed(settings, name):
+    """What a reader of committed records gets from the topic."""
+    topic = f"{settings.namespace}.{name}"
+    consumer = Consumer(
+        librdkafka_properties(settings)
+        | {"group.id": "test", "isolation.level": "read_committed", "enable.partition.eof": True}
+    )
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, each, 0) for each in partitions])
+    records, ends = [], 0
+    while ends < len(partitions):
+        record = consumer.poll(30)
+        if record.error():
+            ends += 1
+        else:
+            records.append(record)
+    consumer.close()
+    return records
+
+
+@pytest.mark.system
+def test_a_rescheduled_message_is_cancelled_and_sent_anew_byte_for_byte(wheel, settings, now_ms):
+    every = bytes(range(256))
+    headers = [("a", every), ("a", b""), ("b", None)]
+    parts = {"key": every, "value": every, "headers": headers, "partition": 3}
+    old = wheel.message("orders", now_ms + MINUTE, unique="order-17", **parts)
+    new = reschedule(str(old), in_=timedelta(minutes=5), settings=settings)
+    (cancel,) = committed(settings, "control")
+    assert cancel.key() == str(old).encode()
+    assert cancel.headers() == [("due-op", b"cancel")]
+    (again,) = committed(settings, "in")
+    due_ms = MessageId.parse(new).due_ms
+    assert now_ms + 5 * MINUTE <= due_ms < now_ms + 6 * MINUTE
+    assert new == str(MessageId(due_ms=due_ms, unique="order-17~1"))
+    assert (again.key(), again.value()) == (every, every)
+    assert again.headers() == [
+        ("due-topic", b"orders"),
+        ("due-at-ms", str(due_ms).encode()),
+        ("due-id", b"order-17~1"),
+        ("due-partition", b"3"),
+        *headers,
+    ]
+
+
+@pytest.mark.system
+def test_null_and_empty_stay_apart_when_rescheduled(wheel, settings, now_ms):
+    for payload in (None, b""):
+        old = wheel.message("orders", now_ms + MINUTE, key=payload, value=payload)
+        reschedule(str(old), in_=timedelta(minutes=5), settings=settings)
+    found = {(each.key(), each.value()) for each in committed(settings, "in")}
+    assert found == {(None, None), (b"", b"")}
+
+
+@pytest.mark.system
+def test_headers_that_intake_would_take_for_itself_are_left_out(wheel, settings, now_ms):
+    headers = [("due-cluster", b"elsewhere"), ("due-callback", b"http://x"), ("a", b"b")]
+    old = wheel.message("orders", now_ms + MINUTE, headers=headers)
+    reschedule(str(old), in_=timedelta(minutes=5), settings=settings)
+    (again,) = committed(settings, "in")
+    assert again.headers()[3:] == headers[1:]
+
+
+@pytest.mark.system
+def test_what_does_not_wait_is_unknown_and_nothing_is_sent(wheel, settings, now_ms):
+    cancelled = wheel.message("orders", now_ms + MINUTE)
+    wheel.cancel(cancelled)
+    for identity in (cancelled, MessageId(due_ms=now_ms + MINUTE, unique="none")):
+        with pytest.raises(UnknownMessage):
+            reschedule(str(identity), in_=timedelta(minutes=5), settings=settings)
+    assert committed(settings, "control") == []
+    assert committed(settings, "in") == []
+
+
+@pytest.mark.system
+def test_a_new_time_that_is_refused_changes_nothing(wheel, settings, now_ms):
+    old = wheel.message("orders", now_ms + MINUTE)
+    for times, reason in (
+        ({"in_": timedelta(days=30)}, Reason.BEYOND_WHEEL),
+        ({"in_": timedelta(-1)}, Reason.BAD_DUE_TIME),
+        ({}, Reason.NO_DUE_TIME),
+        ({"in_": timedelta(0), "at": datetime.now(UTC)}, Reason.TWO_DUE_TIMES),
+    ):
+        with pytest.raises(InvalidMessage) as refused:
+            reschedule(str(old), settings=settings, **times)
+        assert refused.value.reason == reason
+    assert committed(settings, "control") == []
+    reader = WheelReader(settings)
+    assert not reader.find(old, now_ms).cancelled
+    reader.close()
+
+
+@pytest.mark.system
+def test_a_message_about_to_be_released_is_too_late(wheel, settings, now_ms):
+    old = wheel.message("orders", now_ms + 20 * SECOND)
+    for clock_ms in (now_ms + 16 * SECOND, now_ms + 20 * SECOND, now_ms + MINUTE):
+        with pytest.raises(TooLate):
+            reschedule(
+                str(old), in_=timedelta(minutes=5), settings=settings, clock=StoppedClock(clock_ms)
+            )
+    assert committed(settings, "control") == []
+
+
+@pytest.mark.system
+def test_of_two_that_reschedule_one_message_the_first_is_fenced_off(
+    wheel, settings, now_ms, monkeypatch
+):
+    old = wheel.message("orders", now_ms + MINUTE)
+    really = WheelReader.find
+    second = []
+
+    def overtaken(reader, identity, when_ms):
+        found = really(reader, identity, when_ms)
+        if not second:
+            second.append(None)
+            second[0] = reschedule(str(old), in_=timedelta(minutes=7), settings=settings)
+        return found
+
+    monkeypatch.setattr(WheelReader, "find", overtaken)
+    with pytest.raises(KafkaError, match="nothing is changed"):
+        reschedule(str(old), in_=timedelta(minutes=5), settings=settings)
+    (again,) = committed(settings, "in")
+    assert dict(again.headers())["due-at-ms"].decode() == str(MessageId.parse(second[0]).due_ms)
+    assert len(committed(settings, "control")) == 1
+
+
+def test_each_rescheduling_counts_on():
+    assert next_unique("order-17") == "order-17~1"
+    assert next_unique("order-17~1") == "order-17~2"
+    assert next_unique("order-17~99") == "order-17~100"
+    assert next_unique("order~x") == "order~x~1"
+    assert next_unique("~7") == "~7~1"
+
+
+@given(st.from_regex(r"\A[A-Za-z0-9._:=~+@-]{1,200}\Z"))
+def test_the_next_id_may_always_be_sent_and_is_another(unique):
+    ids = [unique]
+    for _ in range(3):
+        ids.append(next_unique(ids[-1]))
+    assert len(set(ids)) == len(ids)
+    assert all(check_unique(each) for each in ids[1:])
