@@ -97,6 +97,11 @@ class Settings(BaseSettings):
         250_000, description="The most messages that one cascade or rescue job takes at a time"
     )
 
+    warm_up_seconds: Annotated[int, Field(ge=0)] = Field(
+        45,
+        description="How long the pipeline may warm up until it is punctual and says that it is "
+        "ready; 0 is not at all: the first windows are seconds late then",
+    )
     checkpoint: str = Field(
         "",
         description="Where the streaming queries keep their offsets: a directory, or a URL of a "

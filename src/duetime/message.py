@@ -20,6 +20,10 @@ DUE_IN_MS = "due-in-ms"
 DUE_ID = "due-id"
 DUE_OP = "due-op"
 
+#: Only while a message waits: the timestamp of its intake record. What came early and cascaded is
+#: written into its last slot behind what came late, and must still be sent before it.
+DUE_TAKEN_MS = "due-taken-ms"
+
 #: The one operation of the control topic so far.
 CANCEL = "cancel"
 
@@ -31,7 +35,7 @@ DUE_ERROR_SOURCE = "due-error-source"
 #: What a record that waits begins its headers with, always in this order, so that they are read by
 #: position. A destination's record starts at DUE_AT_MS: one slice takes the rest off. A cancel has
 #: no destination.
-WAITING_HEADERS = (DUE_TOPIC, DUE_PARTITION, DUE_AT_MS, DUE_ID)
+WAITING_HEADERS = (DUE_TOPIC, DUE_PARTITION, DUE_TAKEN_MS, DUE_AT_MS, DUE_ID)
 
 #: How many of them are not delivered.
 UNDELIVERED_HEADERS = WAITING_HEADERS.index(DUE_AT_MS)

@@ -24,6 +24,8 @@ def nothing_from_outside(monkeypatch, tmp_path):
     for name in os.environ:
         if name.startswith("DUETIME_") and name != "DUETIME_JARS":
             monkeypatch.delenv(name)
+    # `up` is ready as soon as it runs.
+    monkeypatch.setenv("DUETIME_WARM_UP_SECONDS", "0")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
     # What --config puts there is taken away again.
     monkeypatch.setenv("DUETIME_CONFIG", "")

@@ -194,7 +194,8 @@ def test_a_cancelled_message_is_shown_as_cancelled_and_cancelled_again(duetime, 
     assert duetime("cancel", identity).code == 0
 
 
-def test_a_message_that_nobody_sent_is_unknown(duetime, now_ms):
+def test_a_message_that_nobody_sent_is_unknown(duetime, now_ms, monkeypatch):
+    monkeypatch.setattr("duetime.cli.cancelling.ARRIVAL_MS", 200)
     identity = MessageId(due_ms=now_ms + MINUTE_MS, unique="nobody")
 
     for command in (["show"], ["cancel"], ["reschedule", "--in", "1h"]):

@@ -250,7 +250,7 @@ def test_what_is_routed_goes_to_a_legal_place_under_an_id_of_its_due_time(rows):
     for row in rows:
         if row.topic == NAMES.rejected:
             continue
-        headers = dict(headers_of(row)[:4])
+        headers = dict(headers_of(row)[:5])
         identity = MessageId.parse(headers["due-id"].decode())
         assert identity.due_ms == int(headers["due-at-ms"])
         found.add(kind_of(row))

@@ -120,7 +120,9 @@ def assert_waits(row, case, offset):
         assert headers[0][1]
         assert headers[1] == ("due-partition", raw(partition and str(partition)))
         assert payload(row) == wanted_payload(case)
-    assert_delivered(headers[2:], case, offset)
+    taken_ms = case.get("timestamp_ms", NOW_MS)
+    assert headers[2] == ("due-taken-ms", str(taken_ms).encode())
+    assert_delivered(headers[3:], case, offset)
 
 
 def assert_delivered(headers, case, offset):

@@ -99,6 +99,13 @@ def test_messages_come_out_by_due_time_and_by_arrival_where_that_is_the_same(tur
     assert [unique_of(row) for row in rows] == ["m4", "m1", "m2", "m5", "m0", "m3"]
 
 
+def test_what_came_early_and_cascaded_is_sent_before_what_came_late_and_did_not(turned):
+    late = waiting(17, "late", due_taken_ms=b"9")
+    early = [waiting(17, f"early{each}", due_taken_ms=b"8") for each in range(2)]
+    rows = turned(late, *early)
+    assert [unique_of(row) for row in rows] == ["early0", "early1", "late"]
+
+
 def test_nothing_is_given_out_before_it_is_due(turned):
     due_ms = now_ms() + 700
     turned(waiting(due_ms))

@@ -174,7 +174,7 @@ def test_a_payload_is_not_in_what_is_found_as_text(reader, wheel, now_ms):
 
 
 def test_records_of_others_are_passed_over(reader, wheel, now_ms):
-    address = (b"orders", None, b"1", b"no id")
+    address = (b"orders", None, b"1", b"1", b"no id")
     wheel.foreign(now_ms + MINUTE, None)
     wheel.foreign(now_ms + MINUTE, [(DUE_TOPIC, b"orders"), (DUE_ID, b"1")])
     wheel.foreign(now_ms + MINUTE, list(zip(WAITING_HEADERS, address, strict=True)))

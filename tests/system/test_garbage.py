@@ -61,6 +61,7 @@ def test_garbage_in_every_intake_topic_is_rejected_while_messages_flow(live, sen
     topic, rejected, ids = live.topic(), live.rejected(), []
     records = [(intake, each) for intake in live.names.intake for each in [*garbage(200), *huge()]]
     CHANCE.shuffle(records)
+    live.flush()
     live.sources.clear()
     for number, (intake, (key, value, headers)) in enumerate(records):
         live.send(intake, value, key, headers)
@@ -77,6 +78,7 @@ def test_garbage_in_every_intake_topic_is_rejected_while_messages_flow(live, sen
 @pytest.mark.usefixtures("running")
 def test_foreign_records_in_the_wheel_and_in_lanes_stop_nothing(live, sender):
     topic, rejected = live.topic(), live.rejected()
+    live.flush()
     live.sources.clear()
     for name, partition in inner_places(live):
         for key, value, headers in foreign():
@@ -99,10 +101,10 @@ def inner_places(live):
 
 
 def foreign():
-    address = [b"no topic", None, b"17", b"000000000011-x"]
+    address = [b"no topic", None, b"17", b"17", b"000000000011-x"]
     return [
         (None, None, []),
         (b"k", b"v", [("a", b"1")]),
         (b"k", b"v", [(name, b"\xff") for name in WAITING_HEADERS]),
-        (b"k", b"v", list(zip(WAITING_HEADERS, address, strict=False))),
+        (b"k", b"v", list(zip(WAITING_HEADERS, address, strict=True))),
     ]

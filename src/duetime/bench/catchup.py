@@ -29,18 +29,19 @@ PARTITIONS = 4
 #: When the messages are due, in ms after they are written: all on level 0, over a minute of slots.
 DELAY_MS = (20_000, 80_000)
 
-#: The same for the messages that warm the session up, and how many those are at most.
+#: The same for the messages that warm the session up, how many those are at most, and how often
+#: they are copied and released: Spark's pace doubles from the first time to the fourth.
 WARM_DELAY_MS = (5_000, 15_000)
-WARM_MESSAGES = 100_000
+WARM_MESSAGES = 200_000
+WARM_ROUNDS = 4
 
 
 def catchup(settings: Settings, messages: int, value_bytes: int, runs: int) -> list[Pace]:
-    """Copy and release overdue messages, so many times, after two small runs to get warm."""
+    """Copy and release overdue messages, so many times, after smaller rounds to get warm."""
     warm = _plan(min(WARM_MESSAGES, messages), WARM_DELAY_MS, value_bytes)
     real = _plan(messages, DELAY_MS, value_bytes)
     with session(settings) as spark:
-        for number in (1, 2):
-            _run(spark, settings, warm, f"warm-{number}")
+        _warm_up(spark, settings, warm)
         return [_run(spark, settings, real, f"run-{number}") for number in range(1, runs + 1)]
 
 
@@ -53,6 +54,22 @@ def _plan(messages: int, delay_ms: tuple[int, int], value_bytes: int) -> LoadPla
         value_bytes=value_bytes,
         shape=Shape.WAITING,
     )
+
+
+def _warm_up(spark: SparkSession, settings: Settings, plan: LoadPlan) -> None:
+    (topic,) = create_destinations(settings, ["warm"], partitions=PARTITIONS)
+    sent = fill(settings, replace(plan, destinations=(topic,)))
+    wait_until(sent.last_due_ms + settings.wheel_tick_ms, SystemClock().now_ms())
+    say("warming up ...")
+    store, turn = KafkaStore(settings), Turn(spark, settings)
+    try:
+        ranges = store.overdue(SystemClock().now_ms())
+        for _ in range(WARM_ROUNDS):
+            write_batch(plain(read_ranges(spark, settings, ranges), topic), settings)
+            turn(ranges)
+        store.settle(ranges)
+    finally:
+        store.close()
 
 
 def _run(spark: SparkSession, settings: Settings, plan: LoadPlan, name: str) -> Pace:

@@ -25,8 +25,9 @@ from duetime.topics import TopicNames
 #: When the messages are due, in ms after they are written: one to two days, some twenty slots.
 DELAY_MS = (24 * 3_600_000, 48 * 3_600_000)
 
-#: Messages that warm the session up, at most.
-WARM_MESSAGES = 100_000
+#: Messages that warm the session up, at most, and how often they are copied and taken in.
+WARM_MESSAGES = 200_000
+WARM_ROUNDS = 3
 
 
 def run_intake(settings: Settings, messages: int, value_bytes: int, runs: int) -> list[Pace]:
@@ -34,9 +35,10 @@ def run_intake(settings: Settings, messages: int, value_bytes: int, runs: int) -
     warming = settings.model_copy(update={"airtel_topic": destination(settings, "warm-airtel")})
     create_destinations(settings, ["warm-airtel"])
     with session(settings) as spark:
-        _fill(warming, min(WARM_MESSAGES, messages), value_bytes)
-        for number in (1, 2):
-            _run(spark, warming, min(WARM_MESSAGES, messages), f"warm-{number}")
+        warm = min(WARM_MESSAGES, messages)
+        _fill(warming, warm, value_bytes)
+        for number in range(1, WARM_ROUNDS + 1):
+            _run(spark, warming, warm, f"warm-{number}")
         _fill(settings, messages, value_bytes)
         return [_run(spark, settings, messages, f"run-{number}") for number in range(1, runs + 1)]
 

@@ -8,7 +8,6 @@ end, so that reading does not grow the process that is measured.
 import os
 import subprocess
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -19,6 +18,7 @@ from duetime.bench.report import Report, measure
 from duetime.bench.testbed import create_destinations
 from duetime.bench.throughput import fill
 from duetime.config import Settings
+from duetime.pipeline.priorities import driver_pid
 
 #: When the backlog is due, in ms after it is written: past the end of the benchmark, up to 30 days.
 BACKLOG_DELAY_MS = (10 * 60_000, 30 * 24 * 3_600_000)
@@ -69,7 +69,7 @@ def pending(settings: Settings, messages: int, seconds: int, value_bytes: int) -
 
 def driver_rss_mb(spark: SparkSession) -> int:
     """Memory of this Python and its JVM that is in RAM, in MB."""
-    processes = f"{os.getpid()},{jvm_pid(spark)}"
+    processes = f"{os.getpid()},{driver_pid(spark)}"
     listing = subprocess.run(
         ["ps", "-o", "rss=", "-p", processes],  # noqa: S607 (ps has its place on PATH everywhere)
         check=True,
@@ -77,12 +77,6 @@ def driver_rss_mb(spark: SparkSession) -> int:
         text=True,
     )
     return sum(int(kib) for kib in listing.stdout.split()) * 1_024 // 1_000_000
-
-
-def jvm_pid(spark: SparkSession) -> int:
-    """The process of the driver's JVM."""
-    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 (PySpark has no public way into its JVM)
-    return int(jvm.java.lang.ProcessHandle.current().pid())
 
 
 def _backlog(settings: Settings, messages: int, value_bytes: int) -> LoadPlan:

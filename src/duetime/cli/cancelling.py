@@ -1,10 +1,11 @@
 """Cancelling with a definite answer: yes, too late, or unknown.
 
-A cancel takes effect if it lies in the message's slot before the slot is taken up. So it is sent,
-then looked for in the slot, and what is seen there in time is certain.
+A cancel takes effect if it lies in the message's slot before the slot is taken up, whichever of the
+two came first. So it is sent, then looked for there, and what is seen in time is certain.
 """
 
 import time
+from contextlib import closing
 
 from duetime.client import Producer
 from duetime.clock import Clock, format_duration, format_instant
@@ -19,7 +20,7 @@ from duetime.wheel import Slot
 MARGIN_MS = 500
 
 #: How long a message that was sent just now may take to turn up in the wheel, in ms.
-ARRIVAL_MS = 2_000
+ARRIVAL_MS = 5_000
 
 #: How long the cancel may take to turn up there, in ms.
 CONFIRM_MS = 10_000
@@ -31,21 +32,20 @@ LOOK_S = 0.1
 def cancel_surely(identity: MessageId, settings: Settings, clock: Clock) -> None:
     """Cancel; returns when it is certain that the message will not be delivered. Safe to repeat.
 
-    Raises TooLate, UnknownMessage, and DuetimeError where nobody took the cancel in.
+    Raises TooLate, UnknownMessage (should the message come in yet, it is cancelled), and
+    DuetimeError where nobody took the cancel in.
     """
-    last_ms = closes_ms(identity, settings) - MARGIN_MS
-    now_ms = clock.now_ms()
+    last_ms, now_ms = closes_ms(identity, settings) - MARGIN_MS, clock.now_ms()
     if now_ms >= last_ms:
         raise TooLate(f"too late: {on_its_way(identity, now_ms)}")
-    reader = WheelReader(settings)
-    try:
-        if _arrived(reader, identity, settings, clock).cancelled:
-            return
-        with Producer(settings) as producer:
-            producer.cancel(str(identity))
-        _await_cancelled(reader, identity, last_ms, clock)
-    finally:
-        reader.close()
+    with closing(WheelReader(settings)) as reader:
+        found = reader.find(identity, now_ms)
+        if found is None and identity.due_ms - now_ms < settings.horizon_ms:
+            raise TooLate(f"too late: {on_its_way(identity, now_ms)}")
+        if found is None or not found.cancelled:
+            with Producer(settings) as producer:
+                producer.cancel(str(identity))
+            _await_cancelled(reader, identity, last_ms, clock)
 
 
 def closes_ms(identity: MessageId, settings: Settings) -> int:
@@ -74,28 +74,25 @@ def not_waiting(identity: MessageId, settings: Settings, now_ms: int) -> Duetime
     )
 
 
-def _arrived(reader: WheelReader, identity: MessageId, settings: Settings, clock: Clock) -> Found:
-    until_ms = clock.now_ms() + ARRIVAL_MS
-    while (found := reader.find(identity, clock.now_ms())) is None:
-        now_ms = clock.now_ms()
-        if now_ms >= until_ms:
-            raise not_waiting(identity, settings, now_ms)
-        time.sleep(LOOK_S)
-    return found
-
-
 def _await_cancelled(reader: WheelReader, identity: MessageId, last_ms: int, clock: Clock) -> None:
-    until_ms = clock.now_ms() + CONFIRM_MS
+    begun_ms = clock.now_ms()
     while True:
-        found = reader.find(identity, clock.now_ms())
-        now_ms = clock.now_ms()
+        found, now_ms = reader.find(identity, clock.now_ms()), clock.now_ms()
         if now_ms >= last_ms:
             raise TooLate(f"too late: {on_its_way(identity, now_ms)}")
         if found and found.cancelled:
             return
-        if now_ms >= until_ms:
-            raise DuetimeError(
-                f"the cancel of {identity} is sent, but nobody took it in: see that duetime runs, "
-                "then cancel again to be certain"
-            )
+        _check_patience(identity, found, now_ms - begun_ms)
         time.sleep(LOOK_S)
+
+
+def _check_patience(identity: MessageId, found: Found | None, waited_ms: int) -> None:
+    if found is None and waited_ms >= ARRIVAL_MS:
+        raise UnknownMessage(
+            f"unknown: no message {identity} waits; should it come in yet, it is cancelled"
+        )
+    if waited_ms >= CONFIRM_MS:
+        raise DuetimeError(
+            f"the cancel of {identity} is sent, but nobody took it in: see that duetime runs, "
+            "then cancel again to be certain"
+        )

@@ -4,7 +4,7 @@ The main thread only waits, and a signal interrupts nothing but that. Ways to en
 
 ```
 first signal            the pipeline stops: windows end, what waits is kept
-8 seconds after it      Spark is ended hard: as after a crash, nothing is lost
+7 seconds after it      Spark is ended hard: as after a crash, nothing is lost
 second signal           this process ends at once, and with it Spark and the local broker
 ```
 """
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 #: How long the pipeline may take to stop, in seconds: the broker must have time as well, and all of
 #: it is over in 10.
-STOP_S = 8.0
+STOP_S = 7.0
 
 #: How often the main thread looks around while it waits, in seconds.
 LOOK_S = 0.5

@@ -16,7 +16,14 @@ from duetime.columns import (
     wheel_level,
 )
 from duetime.config import Settings
-from duetime.envelopes import Canonical, Refusal, canonical, first_refusal, record_headers
+from duetime.envelopes import (
+    Canonical,
+    Refusal,
+    canonical,
+    first_refusal,
+    record_headers,
+    record_timestamp_ms,
+)
 from duetime.envelopes.airtel import airtel
 from duetime.envelopes.control import control
 from duetime.envelopes.countdown import countdown
@@ -28,6 +35,7 @@ from duetime.message import (
     DUE_AT_MS,
     DUE_ID,
     DUE_PARTITION,
+    DUE_TAKEN_MS,
     DUE_TOPIC,
     LATEST_MS,
     TOPIC_PATTERN,
@@ -94,6 +102,7 @@ def _message(settings: Settings) -> Waiting:
     values = {
         DUE_TOPIC: asked["topic"],
         DUE_PARTITION: asked["partition"],
+        DUE_TAKEN_MS: record_timestamp_ms(),
         DUE_AT_MS: asked["due_ms"],
         DUE_ID: identity,
     }
@@ -101,6 +110,7 @@ def _message(settings: Settings) -> Waiting:
         topic=asked["topic"],
         partition=asked["partition"],
         due_ms=asked["due_ms"],
+        taken_ms=record_timestamp_ms(),
         id=identity,
         key=asked["key"],
         value=asked["value"],

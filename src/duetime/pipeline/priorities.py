@@ -2,8 +2,8 @@
 
 What lateness is left on a warm pipeline sits where the next window is planned, a burst of some 100
 ms on one core. Planning has a second for that; a message that is due has none. So the threads that
-plan, and the JVM's compiler, are made nicer to the rest of the process, as `renice` would. Only
-where driver and executors share a JVM, on Linux; elsewhere nothing happens.
+plan are made nicer to the rest of the process, as `renice` would. Only where driver and executors
+share a JVM, on Linux; elsewhere nothing happens.
 """
 
 import os
@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 #: window's planning miss its time on a machine that is always full.
 NICENESS = 5
 
-#: How the JVM's threads begin their names (at most 15 characters are kept): py4j's, in which
-#: Python's calls run and Spark plans, and the compilers'.
-NICE_THREADS = ("Thread-", "C1 CompilerThre", "C2 CompilerThre")
+#: How the names of the JVM's threads begin in which py4j runs Python's calls, and Spark plans. Not
+#: the compiler's: the sooner code is compiled, the less of everything there is to do.
+NICE_THREADS = ("Thread-",)
 
 
 def driver_pid(spark: SparkSession) -> int:

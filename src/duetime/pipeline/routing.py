@@ -27,6 +27,7 @@ from duetime.message import (
     DUE_ERROR_SOURCE,
     DUE_ID,
     DUE_PARTITION,
+    DUE_TAKEN_MS,
     DUE_TOPIC,
     END,
     LATEST_MS,
@@ -48,6 +49,8 @@ class Waiting:
     topic: Column
     partition: Column
     due_ms: Column
+    #: When it was taken in, epoch ms.
+    taken_ms: Column
     id: Column
     key: Column
     value: Column
@@ -80,6 +83,7 @@ def waiting_record() -> Waiting:
         topic=waiting_text(headers, DUE_TOPIC),
         partition=waiting_text(headers, DUE_PARTITION),
         due_ms=waiting_text(headers, DUE_AT_MS).cast("bigint"),
+        taken_ms=waiting_text(headers, DUE_TAKEN_MS).cast("bigint"),
         id=waiting_text(headers, DUE_ID),
         key=F.col("key"),
         value=F.col("value"),

@@ -77,9 +77,10 @@ class Pipeline:
         self._release.rescue_once()
         self._queries = [self._started("intake", intake), self._started("lanes", lanes)]
         self._release.start()
-        warm_up = WarmUp(self._settings, self._clock, self._stopping)
-        warm_up.drill(turn)
-        warm_up.until_punctual()
+        if self._settings.warm_up_seconds:
+            warm_up = WarmUp(self._settings, self._clock, self._stopping)
+            warm_up.drill(turn)
+            warm_up.until_punctual()
         self._jvm_pid = driver_pid(self.spark)
 
     def watch(self) -> None:

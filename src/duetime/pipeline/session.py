@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pyspark.conf import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from duetime.config import Settings
@@ -64,7 +64,7 @@ def spark_session(settings: Settings, jars: Sequence[Path] = ()) -> SparkSession
     `jars` are the connector's, where Spark has to be given them. What `spark-submit` sets (the
     master, first of all) is left as it is.
     """
-    from_outside = SparkConf()
+    from_outside = _conf_from_outside()
     builder = SparkSession.builder
     if not from_outside.contains("spark.master"):
         builder = builder.master(f"local[{LOCAL_THREADS}]")
@@ -78,6 +78,13 @@ def spark_session(settings: Settings, jars: Sequence[Path] = ()) -> SparkSession
         if name in settings.spark_properties or not from_outside.contains(name):
             builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _conf_from_outside() -> SparkConf:
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # What `spark-submit` was told is in its JVM, and unknown before this process is connected.
+        SparkContext._ensure_initialized()  # noqa: SLF001 (PySpark's only way)
+    return SparkConf()
 
 
 def _log_options() -> tuple[str, ...]:

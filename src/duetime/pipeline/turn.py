@@ -23,6 +23,9 @@ from duetime.pipeline.kafka import read_ranges, write_batch
 from duetime.pipeline.routing import Routes, waiting_record
 from duetime.stores import OffsetRange
 
+#: The order in which messages came: to the intake, and of those in one ms, to the slot.
+ARRIVAL = ("taken_ms", "offset")
+
 
 class Turn:
     """Sends or routes on what some ranges of the wheel hold.
@@ -57,7 +60,7 @@ class Turn:
             .select("*", self._later)
             .coalesce(1)
             .transform(self._without_duplicates_and_cancelled)
-            .sortWithinPartitions(_turn_of_each(), "offset")
+            .sortWithinPartitions(_turn_of_each(), *ARRIVAL)
             .select("*", self._now)
             .where(self._paced)
             .select(self._next)
@@ -70,13 +73,14 @@ class Turn:
 
 
 def _readable() -> list[Column]:
-    """due_ms, id and is_cancel; a record that is none of duetime's is due at 0 and not `known`."""
+    """due_ms, id, taken_ms and is_cancel; none of duetime's is due at 0 and not `known`."""
     message = waiting_record()
     place = F.concat_ws("/", "topic", "partition", "offset")
     known = message.is_whole
     return [
         F.when(known, message.due_ms).otherwise(0).alias("due_ms"),
         F.when(known, message.id).otherwise(place).alias("id"),
+        message.taken_ms.alias("taken_ms"),
         (known & message.is_cancel).alias("is_cancel"),
         known.alias("known"),
     ]
@@ -85,7 +89,7 @@ def _readable() -> list[Column]:
 def _nth_of_its_id() -> Column:
     # All records with one id are in one task. By (due, id) and not id alone, because Spark sorts a
     # number by radix and a text by comparing.
-    same = W.partitionBy("due_ms", "id").orderBy(F.col("is_cancel").desc(), F.col("offset"))
+    same = W.partitionBy("due_ms", "id").orderBy(F.col("is_cancel").desc(), *ARRIVAL)
     return F.row_number().over(same).alias("nth")
 
 

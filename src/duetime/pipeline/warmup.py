@@ -9,40 +9,41 @@ on time.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
-from duetime.message import DUE_AT_MS, DUE_ID, DUE_PARTITION, DUE_TOPIC, MessageId
+from duetime.message import DUE_AT_MS, DUE_ID, DUE_PARTITION, DUE_TAKEN_MS, DUE_TOPIC, MessageId
 from duetime.stores import OffsetRange
 from duetime.topics import TopicNames
 
 log = logging.getLogger(__name__)
 
-#: How long turns are drilled, in seconds: a few dozen, after which planning one takes a fifth.
-DRILL_S = 15.0
+#: The part of the time for turns that are drilled: planning one takes a fifth after a few dozen.
+DRILL_SHARE = 1 / 4
+
+#: How many are drilled at once, as windows overlap too.
+DRILLS = 2
 
 #: Messages of a drilled turn.
 DRILL = 20
 
-#: Messages a round, half of them through the lanes, half through the wheel. Ten thousand calls is
-#: where the JVM compiles a method for good.
-ROUND = 8_000
+#: Messages a second of the stream, half of them through the lanes, half through the wheel.
+RATE = 3_000
 
-#: When a round counts as punctual: 99 of 100 messages at most this late, in ms.
+#: How often some of the stream are sent, in seconds.
+TICK_S = 0.1
+
+#: A second is punctual when 99 of 100 messages that were due in it are at most this late, in ms.
 PUNCTUAL_MS = 50
 
-#: After so many rounds it is said to be ready anyway, with a warning.
-ROUNDS = 10
-
-#: How long a round's messages may take, in seconds.
-PATIENCE_S = 60.0
-
-#: How often is looked whether it is to stop, in seconds.
-LOOK_S = 0.2
+#: So many seconds in a row have to be.
+PUNCTUAL_S = 3
 
 #: The partitions of the warm-up topic: where messages arrive, and what drilled turns read.
 ARRIVALS, DRILLED = 0, 1
@@ -57,39 +58,51 @@ class WarmUp:
         self._intake = TopicNames(settings).native
         self._clock = clock
         self._stopping = stopping
+        self._began_s = time.monotonic()
         self._producer = Producer(librdkafka_properties(settings) | {"linger.ms": 5})
 
     def drill(self, turn: Callable[[Sequence[OffsetRange]], None]) -> None:
-        """Take the same small turn again and again, for DRILL_S or until it is to stop."""
+        """Take the same small turn again and again, or return when it is to stop."""
         ranges = [self._drilled_range()]
-        until_s = time.monotonic() + DRILL_S
-        turns = 0
-        while time.monotonic() < until_s and not self._stopping.is_set():
-            turn(ranges)
-            turns += 1
-        log.info("warming up turns=%d", turns)
+        until_s = self._until_s(DRILL_SHARE)
+
+        def again(_: int) -> int:
+            turns = 0
+            while time.monotonic() < until_s and not self._stopping.is_set():
+                turn(ranges)
+                turns += 1
+            return turns
+
+        with ThreadPoolExecutor(DRILLS) as pool:
+            log.info("warming up turns=%d", sum(pool.map(again, range(DRILLS))))
 
     def until_punctual(self) -> None:
-        """Send rounds of messages until one is punctual, or it is to stop."""
+        """Send a steady stream until what arrives is punctual, or it is to stop."""
         consumer = self._consumer()
+        arrived = Punctuality(self._clock.now_ms())
+        until_s = self._until_s(1)
         try:
-            for number in range(1, ROUNDS + 1):
-                p99_ms = self._round(consumer)
-                log.info("warming up round=%d p99_ms=%s", number, p99_ms)
-                if self._stopping.is_set() or (p99_ms is not None and p99_ms <= PUNCTUAL_MS):
+            while not self._stopping.wait(TICK_S):
+                self._send_some()
+                for message in consumer.consume(RATE, timeout=0):
+                    arrived.count(message)
+                if arrived.is_reached(self._clock.now_ms()):
                     return
-            log.warning("not punctual after the warm-up: the machine is busy, or Kafka is slow")
+                if time.monotonic() > until_s:
+                    log.warning(
+                        "not punctual after the warm-up: the machine is busy, or Kafka slow"
+                    )
+                    return
         finally:
             consumer.close()
 
-    def _round(self, consumer: Consumer) -> int | None:
-        """The lateness in ms that 99 of 100 messages kept; None where some did not arrive."""
+    def _until_s(self, share: float) -> float:
+        return self._began_s + share * self._settings.warm_up_seconds
+
+    def _send_some(self) -> None:
         now_ms = self._clock.now_ms()
-        for number in range(ROUND):
+        for number in range(int(RATE * TICK_S)):
             self._send(now_ms + _delay_ms(number, self._settings), number)
-        self._producer.flush()
-        late_ms = sorted(self._lateness(consumer, now_ms))
-        return late_ms[ROUND * 99 // 100] if len(late_ms) == ROUND else None
 
     def _send(self, due_ms: int, number: int) -> None:
         self._producer.produce(
@@ -113,16 +126,6 @@ class WarmUp:
         consumer.assign([arrivals])
         return consumer
 
-    def _lateness(self, consumer: Consumer, since_ms: int) -> Iterator[int]:
-        """Of this round's messages: what an interrupted warm-up left behind was due earlier."""
-        got, until_s = 0, time.monotonic() + PATIENCE_S
-        while got < ROUND and time.monotonic() < until_s and not self._stopping.is_set():
-            for message in consumer.consume(min(1_000, ROUND - got), timeout=LOOK_S):
-                due_ms = int(dict(message.headers() or ()).get(DUE_AT_MS) or 0)
-                if not message.error() and due_ms >= since_ms:
-                    got += 1
-                    yield message.timestamp()[1] - due_ms
-
     def _drilled_range(self) -> OffsetRange:
         """Records as they wait in the wheel, due long ago, for turns to read."""
         offsets: list[int] = []
@@ -135,6 +138,7 @@ class WarmUp:
                 headers=[
                     (DUE_TOPIC, self._topic),
                     (DUE_PARTITION, str(ARRIVALS)),
+                    (DUE_TAKEN_MS, None),
                     (DUE_AT_MS, str(identity.due_ms)),
                     (DUE_ID, str(identity)),
                 ],
@@ -144,7 +148,31 @@ class WarmUp:
         return OffsetRange(self._topic, DRILLED, min(offsets), max(offsets) + 1)
 
 
+class Punctuality:
+    """How late messages arrive, by the second in which they were due."""
+
+    def __init__(self, since_ms: int) -> None:
+        self._since_ms = since_ms
+        self._late_ms: dict[int, list[int]] = defaultdict(list)
+
+    def count(self, message: Message) -> None:
+        """Note an arrival; what an interrupted warm-up left behind was due earlier."""
+        due_ms = int(dict(message.headers() or ()).get(DUE_AT_MS) or 0)
+        if not message.error() and due_ms >= self._since_ms:
+            self._late_ms[due_ms // 1_000].append(message.timestamp()[1] - due_ms)
+
+    def is_reached(self, now_ms: int) -> bool:
+        """Whether the last PUNCTUAL_S seconds that are over were punctual and had all messages."""
+        over = now_ms // 1_000 - 1
+        return all(self._is_punctual(over - ago) for ago in range(PUNCTUAL_S))
+
+    def _is_punctual(self, second: int) -> bool:
+        late_ms = sorted(self._late_ms.get(second, ()))
+        # On a busy machine the stream may not keep its rate.
+        return len(late_ms) > RATE // 2 and late_ms[len(late_ms) * 99 // 100] <= PUNCTUAL_MS
+
+
 def _delay_ms(number: int, settings: Settings) -> int:
-    # Spread over two seconds of the lanes, and over the first two windows beyond the horizon.
-    share = number * 2_000 // ROUND
+    # The lanes' delays, and those that just miss them.
+    share = number * 1_000 // int(RATE * TICK_S)
     return share + (500 if number % 2 else settings.horizon_ms + 500)

@@ -69,7 +69,7 @@ def entry(record: Message) -> Entry | None:
     if tuple(name for name, _ in headers) != WAITING_HEADERS:
         return None
     try:
-        topic, partition, _, name = (_text(value) for _, value in headers)
+        topic, partition, *_, name = (_text(value) for _, value in headers)
         return Entry(
             id=MessageId.parse(name or ""),
             topic=topic,
