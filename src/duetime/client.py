@@ -28,7 +28,6 @@ from duetime.outgoing import (
     scheduled,
 )
 from duetime.topics import OVERHEAD_BYTES
-from duetime.wheel import Slot
 
 #: Called with None once the record has arrived, or with what went wrong; and the message's full id.
 OnDelivery = Callable[[KafkaError | None, str], None]
@@ -189,9 +188,8 @@ def producer_properties(settings: Settings) -> dict[str, str | int | float | boo
 
 
 def check_not_too_late(identity: MessageId, settings: Settings, now_ms: int) -> None:
-    """Raise TooLate if the message's window is planned already, so that no cancel can reach it."""
-    window = Slot(0, settings.wheel.number(0, identity.due_ms))
-    if settings.wheel.closes_at_ms(window, settings.lead_ms) <= now_ms:
+    """Raise TooLate if the message is so near that intake takes no cancel of it any more."""
+    if identity.due_ms - now_ms < settings.horizon_ms:
         raise TooLate(
             f"message {identity} is delivered or about to be: it cannot be changed any more"
         )

@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from duetime.ladder import Ladder
-from duetime.message import UNDELIVERED_HEADERS, WAITING_HEADERS
+from duetime.message import HEADER_FRAME_BYTES, UNDELIVERED_HEADERS, WAITING_HEADERS
 from duetime.wheel import Wheel
 
 #: A Kafka record's headers, as Spark's connector gives and takes them.
@@ -30,11 +30,6 @@ def clock_ahead(ms: int) -> Iterator[None]:
         yield
     finally:
         _ahead_ms.reset(token)
-
-
-#: What a header adds to a record besides its name and value: two lengths, of 4 bytes at most each.
-#: Without it, a million empty headers would count as nothing, and be too large for the sink.
-HEADER_FRAME_BYTES = 8
 
 
 def now_ms() -> Column:

@@ -40,6 +40,10 @@ WAITING_HEADERS = (DUE_TOPIC, DUE_PARTITION, DUE_TAKEN_MS, DUE_AT_MS, DUE_ID)
 #: How many of them are not delivered.
 UNDELIVERED_HEADERS = WAITING_HEADERS.index(DUE_AT_MS)
 
+#: What a header adds to a record besides its name and value: two lengths, of 4 bytes at most each.
+#: Without it, a million empty headers would count as nothing, and be too large for the sink.
+HEADER_FRAME_BYTES = 8
+
 #: The end of the text for Python and Java alike: `$` would let a line feed pass behind it.
 END = r"(?![\s\S])"
 

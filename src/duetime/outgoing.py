@@ -20,6 +20,7 @@ from duetime.message import (
     DUE_OP,
     DUE_PARTITION,
     DUE_TOPIC,
+    HEADER_FRAME_BYTES,
     MessageId,
     check_destination,
     check_unique,
@@ -203,7 +204,9 @@ def _checked_partition(partition: object) -> int:
 def _check_size(
     key: bytes | None, value: bytes | None, headers: Iterable[Header], most_bytes: int
 ) -> None:
-    in_headers = sum(len(name.encode()) + len(text or b"") for name, text in headers)
+    in_headers = sum(
+        len(name.encode()) + len(text or b"") + HEADER_FRAME_BYTES for name, text in headers
+    )
     size = len(key or b"") + len(value or b"") + in_headers
     if size > most_bytes:
         raise InvalidMessage(

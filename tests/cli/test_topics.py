@@ -29,6 +29,14 @@ def test_missing_topics_are_created_once(duetime, settings):
     assert second.out == f"✓ all {len(names)} topics are as they must be\n"
 
 
+def test_nothing_is_sent_before_there_are_topics(duetime, settings):
+    outcome = duetime("send", "orders", "--in", "5s", "--value", "v")
+
+    assert outcome.code == 1
+    assert f"topic {settings.namespace}.in is missing" in outcome.err
+    assert f"topic {settings.namespace}.in is missing" in duetime("topics", "--check").err
+
+
 def test_a_look_creates_nothing(duetime):
     first, second = duetime("topics", "--check"), duetime("topics", "--check")
 

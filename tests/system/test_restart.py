@@ -2,9 +2,9 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
+import uuid
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -21,6 +21,7 @@ from confluent_kafka.admin import (
 from duetime.admin import create_topics
 from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
+from duetime.local.process import GuardedProcess
 from duetime.message import WAITING_HEADERS, MessageId
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -40,19 +41,14 @@ def live(down, tmp_path_factory):
 
 @contextmanager
 def running(live, directory):
-    """A started `duetime run`, ended hard unless it has ended before."""
-    with (directory / "log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "duetime", "run", "--config", written(live, directory)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            kill(process)
+    """A started `duetime run`, ended hard unless it has ended before; or when these tests are."""
+    command = [sys.executable, "-m", "duetime", "run", "--config", written(live, directory)]
+    output = directory / f"log-{uuid.uuid4().hex[:8]}"
+    process = GuardedProcess.start(command, cwd=directory, env=os.environ, output=output)
+    try:
+        yield process
+    finally:
+        kill(process)
 
 
 def written(live, directory):
@@ -65,15 +61,9 @@ def written(live, directory):
 
 def kill(process):
     """End Python and its JVM at once, as the kernel or a power cut would."""
-    if process.poll() is None:
+    if process.running:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def stop(process):
-    """Ask it to end, as an operator would; returns its exit code."""
-    process.terminate()
-    return process.wait(STOP_S)
+    process.kill()
 
 
 def now_ms():
@@ -145,7 +135,7 @@ def test_what_waits_when_it_is_stopped_comes_after_it_is_started_again(live, tmp
         ids = schedule(live, topic, 400, over_s=30)
         inbox.until(lambda: len(inbox.arrived) > 20, "the first messages")
         began_s = time.monotonic()
-        assert stop(process) == 0
+        assert process.stop()
         assert time.monotonic() - began_s < STOP_S
     left = ids - {each.id for each in inbox.arrived}
     assert left

@@ -5,12 +5,13 @@ from typing import Any
 
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 from duetime.cli.options import settings_from
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import ConfigError, KafkaError
+from duetime.topics import TopicNames
 
 #: How long Kafka may take to answer, in seconds: the second only where someone is there at all.
 ANSWER_S = (1.5, 2.5)
@@ -23,8 +24,18 @@ def connected(kafka: str | None, config: Path | None) -> Settings:
     return settings
 
 
-def require_kafka(settings: Settings) -> str:
-    """The cluster's id. Raises ConfigError, and KafkaError if nobody answers within 4 s."""
+def require_intake(settings: Settings) -> None:
+    """Raises ConfigError where the intake topic is missing, and as `require_kafka` does.
+
+    A cluster that creates topics by itself would create it as duetime must not have it.
+    """
+    intake = TopicNames(settings).native
+    if intake not in require_kafka(settings).topics:
+        raise ConfigError(f"topic {intake} is missing: create it with duetime topics")
+
+
+def require_kafka(settings: Settings) -> ClusterMetadata:
+    """What the cluster says. Raises ConfigError, and KafkaError if it says nothing within 4 s."""
     troubles: list[BrokerError] = []
     # No lines of librdkafka's own: what it has to say becomes part of one sentence.
     quiet: Any = {"log_level": 0, "error_cb": troubles.append}
@@ -36,7 +47,7 @@ def require_kafka(settings: Settings) -> str:
         ) from error
     for timeout_s in ANSWER_S:
         try:
-            return str(admin.list_topics(timeout=timeout_s).cluster_id)
+            return admin.list_topics(timeout=timeout_s)
         except KafkaException as error:
             # It calls back when it is polled.
             admin.poll(0)

@@ -15,7 +15,10 @@ class OneLine(logging.Formatter):
     def formatException(self, ei: Sequence[object]) -> str:  # noqa: N802 (logging's own name)
         """The exception, as the end of the line."""
         error = ei[1]
-        first_line = (str(error).strip().splitlines() or [""])[0]
+        try:
+            first_line = (str(error).strip().splitlines() or [""])[0]
+        except Exception:  # noqa: BLE001 (an error of Java's asks the JVM, which may have ended)
+            first_line = ""
         return f"{type(error).__name__}: {first_line}"
 
     def format(self, record: logging.LogRecord) -> str:
@@ -28,7 +31,7 @@ def begin_log(level: int) -> None:
     formatter = logging.Formatter if level == logging.DEBUG else OneLine
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(LINE, TIME))
+    # py4j tells of every call that was under way when Spark ended.
+    handler.addFilter(lambda record: not record.name.startswith("py4j"))
     logging.basicConfig(handlers=[handler])
     logging.getLogger("duetime").setLevel(level)
-    # It tells of every call that was under way when Spark ended.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)

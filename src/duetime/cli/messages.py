@@ -9,13 +9,15 @@ from typing import Annotated
 import typer
 
 from duetime.cli.cancelling import cancel_surely, not_waiting
-from duetime.cli.connect import connected, require_kafka
+from duetime.cli.connect import connected, require_intake
 from duetime.cli.display import facts, printable, size, when
 from duetime.cli.options import At, BadInput, Config, Id, In, Kafka, delay, instant, settings_from
 from duetime.client import Producer
 from duetime.clock import SystemClock
+from duetime.config import Settings
 from duetime.errors import InvalidMessage, Reason
 from duetime.message import MessageId
+from duetime.outgoing import Wanted, due_time_ms, new_unique, scheduled
 from duetime.reschedule import reschedule as reschedule_message
 from duetime.stores import Found
 from duetime.stores.reader import WheelReader
@@ -53,22 +55,26 @@ def send(  # noqa: PLR0913 (an option each)
     headers = [_header(each) for each in header or []]
     payload = _payload(value, file)
     settings = settings_from(kafka, config)
-    producer = Producer(settings)
-    full_id = producer.produce(
-        topic,
-        payload,
+    wanted = Wanted(
+        topic=topic,
+        value=payload,
         key=None if key is None else os.fsencode(key),
         headers=headers,
-        at=due_at,
-        in_=due_in,
-        id=own_id,
         partition=partition,
     )
-    # Only now, when it is known that it can be taken.
-    require_kafka(settings)
-    with producer:
-        # Waits until it has arrived, or raises.
-        pass
+    _refuse_bad(wanted, settings, due_at, due_in, own_id)
+    require_intake(settings)
+    with Producer(settings) as producer:
+        full_id = producer.produce(
+            wanted.topic,
+            wanted.value,
+            key=wanted.key,
+            headers=wanted.headers,
+            at=due_at,
+            in_=due_in,
+            id=own_id,
+            partition=wanted.partition,
+        )
     typer.echo(full_id)
 
 
@@ -121,6 +127,20 @@ def _due(at: str | None, in_: str | None) -> tuple[datetime | None, timedelta | 
     if at is None and in_ is None:
         raise InvalidMessage(Reason.NO_DUE_TIME, "say when it is due: --in 5s, or --at a time")
     return instant(at), delay(in_)
+
+
+def _refuse_bad(
+    wanted: Wanted,
+    settings: Settings,
+    at: datetime | None,
+    in_: timedelta | None,
+    own_id: str | None,
+) -> None:
+    """Raise InvalidMessage for what cannot be taken, before anybody is asked anything."""
+    now_ms = SystemClock().now_ms()
+    due_ms = due_time_ms(at, in_, now_ms)
+    unique = new_unique() if own_id is None else own_id
+    scheduled(wanted, settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
 
 
 def _header(text: str) -> tuple[str, bytes]:

@@ -83,7 +83,8 @@ def _up(settings: Settings, directory: Path, look: Callable[[], None] = lambda: 
     if created:
         log.info("created topics=%d", len(created))
     # Offsets mean nothing on another cluster, or on this one made anew.
-    place = directory / "checkpoint" / require_kafka(settings) / settings.namespace
+    cluster = str(require_kafka(settings).cluster_id)
+    place = directory / "checkpoint" / cluster / settings.namespace
     kept = settings.model_copy(update={"checkpoint": f"file://{place}"})
     _serve(kept, _connector(), lambda: _announce(kept, directory), look)
 

@@ -4,7 +4,8 @@ The main thread only waits, and a signal interrupts nothing but that. Ways to en
 
 ```
 first signal            the pipeline stops: windows end, what waits is kept
-7 seconds after it      Spark is ended hard: as after a crash, nothing is lost
+6 seconds after it      Spark is ended hard (3 if it was still starting): as after a crash,
+                        nothing is lost
 second signal           this process ends at once, and with it Spark and the local broker
 ```
 """
@@ -23,9 +24,12 @@ from duetime.errors import DuetimeError
 
 log = logging.getLogger(__name__)
 
-#: How long the pipeline may take to stop, in seconds: the broker must have time as well, and all of
-#: it is over in 10.
-STOP_S = 7.0
+#: How long the pipeline may take to stop, in seconds: the broker needs time as well on a busy
+#: machine, and all of it is over in 10.
+STOP_S = 6.0
+
+#: The same where it has not done anything yet that would be worth waiting for.
+STOP_STARTING_S = 3.0
 
 #: How often the main thread looks around while it waits, in seconds.
 LOOK_S = 0.5
@@ -92,10 +96,11 @@ class Service:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        stop_s = STOP_S if self._ready.is_set() else STOP_STARTING_S
         self._pipeline.ask_to_stop()
-        self._thread.join(STOP_S)
+        self._thread.join(stop_s)
         if self._thread.is_alive():
-            log.warning("not stopped after %.0f s: ending Spark, nothing is lost", STOP_S)
+            log.warning("not stopped after %.0f s: ending Spark, nothing is lost", stop_s)
         elif self._failed and self._failed is not error:
             log.warning("not stopped as it should be: %s", self._failed, exc_info=self._failed)
         end_spark(kill=self._thread.is_alive())
