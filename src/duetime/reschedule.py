@@ -85,7 +85,7 @@ def next_unique(unique: str) -> str:
     """`order-17` becomes `order-17~1`, that becomes `order-17~2`: never one that is cancelled."""
     base, number = _taken_apart(unique)
     # `@` marks the ids that intake made, and no sender may begin with it.
-    base = base.removeprefix("@")
+    base = base.lstrip("@")
     suffix = f"~{number + 1}"
     if len(base) + len(suffix) > LONGEST_UNIQUE:
         base = hashlib.sha256(base.encode()).hexdigest()
