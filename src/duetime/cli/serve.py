@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from duetime.admin import create_topics
-from duetime.cli.connect import connected, require_kafka
+from duetime.cli.connect import connected, require_intake, require_kafka
 from duetime.cli.display import facts, home_relative
 from duetime.cli.logs import begin_log
 from duetime.cli.options import BadInput, Config, Kafka, Verbose, settings_from
@@ -67,7 +67,8 @@ def run(*, kafka: Kafka = None, config: Config = None, verbose: Verbose = False)
     """
     begin_log(logging.DEBUG if verbose else logging.INFO)
     with suppress(KeyboardInterrupt), interruptible():
-        settings = connected(kafka, config)
+        settings = settings_from(kafka, config)
+        require_intake(settings)
         _serve(settings, _connector(), lambda: log.info("ready kafka=%s", settings.bootstrap))
 
 
@@ -99,8 +100,9 @@ def _serve(
     # Here and not above, because Spark takes a second to import, and most commands need none.
     from duetime.pipeline.runner import Pipeline  # noqa: PLC0415
 
+    pipeline = Pipeline(settings, jars=jars)
     log.info("starting Spark")
-    with Service(Pipeline(settings, jars=jars), look) as service:
+    with Service(pipeline, look) as service:
         service.wait_until_ready()
         ready()
         service.wait()
