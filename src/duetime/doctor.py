@@ -18,7 +18,7 @@ from duetime.message import DUE_AT_MS
 from duetime.topics import TopicNames
 
 #: How long the broker may take to answer, in seconds.
-TIMEOUT_S = 10.0
+TIMEOUT_S = 5.0
 
 #: How often the clocks are compared: the first look opens connections, and the quickest says most.
 LOOKS = 6
@@ -60,7 +60,10 @@ def checkup(settings: Settings, clock: Clock | None = None) -> list[Check]:
 
 def clock_offset(settings: Settings, clock: Clock) -> Offset:
     """Compare the clocks by records that the broker stamps. Raises DuetimeError."""
-    properties = librdkafka_properties(settings) | {"linger.ms": 0, "delivery.timeout.ms": 10_000}
+    properties = librdkafka_properties(settings) | {
+        "linger.ms": 0,
+        "delivery.timeout.ms": int(TIMEOUT_S * 1_000),
+    }
     producer = Producer(properties)
     topic = TopicNames(settings).warmup
     return min((_look(producer, topic, clock) for _ in range(LOOKS)), key=lambda it: it.error_ms)

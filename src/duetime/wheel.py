@@ -31,6 +31,7 @@ TimingWheel.java.
 
 from dataclasses import dataclass
 
+from duetime.clock import format_duration
 from duetime.errors import ConfigError, InvalidMessage, Reason
 from duetime.message import LATEST_MS
 
@@ -103,7 +104,8 @@ class Wheel:
                 return Slot(level, number)
         raise InvalidMessage(
             Reason.BEYOND_WHEEL,
-            f"due {due_ms - now_ms} ms from now, and the wheel ends after {self.span_ms()} ms: "
+            f"due in {format_duration(due_ms - now_ms)}, and the wheel ends after "
+            f"{format_duration(self.span_ms())}: "
             "choose an earlier time, or configure more wheel_levels",
         )
 

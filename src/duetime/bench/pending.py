@@ -18,7 +18,7 @@ from duetime.bench.report import Report, measure
 from duetime.bench.testbed import create_destinations
 from duetime.bench.throughput import fill
 from duetime.config import Settings
-from duetime.pipeline.priorities import driver_pid
+from duetime.pipeline.jvm import jvm_pid
 
 #: When the backlog is due, in ms after it is written: past the end of the benchmark, up to 30 days.
 BACKLOG_DELAY_MS = (10 * 60_000, 30 * 24 * 3_600_000)
@@ -69,7 +69,7 @@ def pending(settings: Settings, messages: int, seconds: int, value_bytes: int) -
 
 def driver_rss_mb(spark: SparkSession) -> int:
     """Memory of this Python and its JVM that is in RAM, in MB."""
-    processes = f"{os.getpid()},{driver_pid(spark)}"
+    processes = f"{os.getpid()},{jvm_pid(spark)}"
     listing = subprocess.run(
         ["ps", "-o", "rss=", "-p", processes],  # noqa: S607 (ps has its place on PATH everywhere)
         check=True,

@@ -7,6 +7,7 @@ are the same then, so what waits in a slot twice is delivered once.
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from duetime.clock import format_duration
 from duetime.columns import (
     header_map,
     message_id,
@@ -163,7 +164,8 @@ def _refusals(settings: Settings) -> list[Refusal]:
         Refusal(
             when=wheel_level(settings.wheel, due_ms, now).isNull() | (due_ms > LATEST_MS),
             reason=Reason.BEYOND_WHEEL,
-            detail=f"due more than {settings.wheel.span_ms()} ms from now, where the wheel ends",
+            detail="the wheel ends before that time: due more than "
+            f"{format_duration(settings.wheel.span_ms())} from now",
         ),
         Refusal(
             when=~is_cancel & unique.isNotNull() & ~unique.rlike(UNIQUE_PATTERN),

@@ -9,8 +9,6 @@ share a JVM, on Linux; elsewhere nothing happens.
 import os
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
 #: A third of the others' share when cores are short; all of them otherwise. More would let a
 #: window's planning miss its time on a machine that is always full.
 NICENESS = 5
@@ -20,19 +18,13 @@ NICENESS = 5
 NICE_THREADS = ("Thread-",)
 
 
-def driver_pid(spark: SparkSession) -> int:
-    """The process id of the driver's JVM."""
-    jvm = spark.sparkContext._jvm  # noqa: SLF001 (PySpark's only way to its JVM)
-    return int(jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
-
-
-def let_planning_give_way(jvm_pid: int) -> None:
-    """Lower the priority of the threads that plan and compile.
+def let_planning_give_way(jvm: int) -> None:
+    """Lower the priority of the threads that plan, in the JVM with this process id.
 
     Safe to repeat, and to be repeated: threads come and go.
     """
-    lowered = os.getpriority(os.PRIO_PROCESS, jvm_pid) + NICENESS
-    for thread in Path(f"/proc/{jvm_pid}/task").glob("*"):
+    lowered = os.getpriority(os.PRIO_PROCESS, jvm) + NICENESS
+    for thread in Path(f"/proc/{jvm}/task").glob("*"):
         try:
             if (thread / "comm").read_text().startswith(NICE_THREADS):
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), lowered)

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -17,9 +18,10 @@ from duetime.config import Settings
 from duetime.errors import ConfigError
 from duetime.pipeline.housekeeping import free_lanes
 from duetime.pipeline.intake import intake
+from duetime.pipeline.jvm import jvm_pid
 from duetime.pipeline.kafka import start_real_time
 from duetime.pipeline.lanes import lanes
-from duetime.pipeline.priorities import driver_pid, let_planning_give_way
+from duetime.pipeline.priorities import let_planning_give_way
 from duetime.pipeline.release import Release
 from duetime.pipeline.session import spark_session
 from duetime.pipeline.turn import Turn
@@ -61,6 +63,7 @@ class Pipeline:
         self._clock = clock or SystemClock()
         self._stopping = threading.Event()
         self._queries: list[Running] = []
+        self._started_so_far = ExitStack()
 
     def start(self) -> None:
         """Start everything; returns when it is warm, so that the first window is punctual.
@@ -68,42 +71,44 @@ class Pipeline:
         Raises ConfigError where topics are missing or would lose messages.
         """
         check_topics(self._settings)
+        to_stop = self._started_so_far
         self.spark = spark_session(self._settings, self._jars)
+        to_stop.callback(self.spark.stop)
         self._store = KafkaStore(self._settings)
+        to_stop.callback(self._store.close)
+        to_stop.callback(self._stop_queries)
         turn = Turn(self.spark, self._settings)
-        self._release = Release(
-            settings=self._settings, store=self._store, turn=turn, clock=self._clock
-        )
-        self._release.rescue_once()
+        release = Release(settings=self._settings, store=self._store, turn=turn, clock=self._clock)
+        to_stop.callback(release.stop)
+        release.rescue_once()
         self._queries = [self._started("intake", intake), self._started("lanes", lanes)]
-        self._release.start()
+        release.start()
         if self._settings.warm_up_seconds:
             warm_up = WarmUp(self._settings, self._clock, self._stopping)
             warm_up.drill(turn)
             warm_up.until_punctual()
-        self._jvm_pid = driver_pid(self.spark)
+        self._jvm = jvm_pid(self.spark)
 
     def watch(self) -> None:
         """Keep the queries running until `stop` is called from elsewhere."""
         while not self._stopping.wait(WATCH_S):
-            for running in self._queries:
-                self._look_at(running)
-            let_planning_give_way(self._jvm_pid)
+            try:
+                self._look_around()
+            except Exception:
+                # What delivers messages goes on without being looked at.
+                log.exception("could not look at the queries; looking again")
 
     def ask_to_stop(self) -> None:
         """Make `watch` return. May be called from a signal handler."""
         self._stopping.set()
 
     def stop(self) -> None:
-        """Stop planning, let open windows end, stop the queries and Spark: a few seconds."""
+        """Stop planning, let open windows end, stop the queries and Spark: a few seconds.
+
+        Stops what was started, where `start` did not get through. Safe to repeat.
+        """
         self.ask_to_stop()
-        self._release.stop()
-        # What is stopped on purpose tells of it as of a failure.
-        self.spark.sparkContext.setLogLevel("OFF")
-        for running in self._queries:
-            running.query.stop()
-        self._store.close()
-        self.spark.stop()
+        self._started_so_far.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -115,6 +120,17 @@ class Pipeline:
     def _started(self, name: str, rows: Callable[[SparkSession, Settings], DataFrame]) -> Running:
         query = start_real_time(rows(self.spark, self._settings), self._settings, name)
         return Running(name, rows, query)
+
+    def _stop_queries(self) -> None:
+        # What is stopped on purpose tells of it as of a failure.
+        self.spark.sparkContext.setLogLevel("OFF")
+        for running in self._queries:
+            running.query.stop()
+
+    def _look_around(self) -> None:
+        for running in self._queries:
+            self._look_at(running)
+        let_planning_give_way(self._jvm)
 
     def _look_at(self, running: Running) -> None:
         failed = running.query.exception()

@@ -8,6 +8,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from duetime.config import Settings
+from duetime.pipeline.jvm import start_jvm
 
 #: Threads of local mode. A real-time query holds one for each partition it reads, for as long as it
 #: runs, mostly asleep: this is no number of cores.
@@ -64,20 +65,18 @@ def spark_session(settings: Settings, jars: Sequence[Path] = ()) -> SparkSession
     `jars` are the connector's, where Spark has to be given them. What `spark-submit` sets (the
     master, first of all) is left as it is.
     """
-    from_outside = _conf_from_outside()
-    builder = SparkSession.builder
-    if not from_outside.contains("spark.master"):
-        builder = builder.master(f"local[{LOCAL_THREADS}]")
-        builder = builder.config("spark.driver.memory", settings.driver_memory)
-        builder = builder.config(
-            "spark.driver.extraJavaOptions", " ".join(JVM_OPTIONS + _log_options())
-        )
+    conf = _conf_from_outside()
+    if not conf.contains("spark.master"):
+        conf.setMaster(f"local[{LOCAL_THREADS}]")
+        conf.set("spark.driver.memory", settings.driver_memory)
+        conf.set("spark.driver.extraJavaOptions", " ".join(JVM_OPTIONS + _log_options()))
         if jars:
-            builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
-    for name, value in (SPARK_PROPERTIES | settings.spark_properties).items():
-        if name in settings.spark_properties or not from_outside.contains(name):
-            builder = builder.config(name, value)
-    return builder.getOrCreate()
+            conf.set("spark.jars", ",".join(str(jar) for jar in jars))
+    for name, value in SPARK_PROPERTIES.items():
+        conf.setIfMissing(name, value)
+    conf.setAll(list(settings.spark_properties.items()))
+    start_jvm(conf)
+    return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
 def _conf_from_outside() -> SparkConf:

@@ -1,0 +1,41 @@
+"""The driver's JVM: how it is started, which process it is, and what it says that is passed on."""
+
+import os
+import sys
+import threading
+from subprocess import PIPE
+from typing import IO
+
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+#: What Java says whenever Spark starts it, and nobody can act on.
+NOISE = b"WARNING: Using incubator modules"
+
+
+def start_jvm(conf: SparkConf) -> None:
+    """Start the driver's JVM with these settings, unless this process has one already.
+
+    It gets a session of its own: what a terminal or a supervisor sends to all processes at once is
+    for us to heed, and the JVM is stopped when windows are over. It ends if this process dies.
+    """
+    if SparkContext._gateway or "PYSPARK_GATEWAY_PORT" in os.environ:  # noqa: SLF001 (PySpark has no other name for it)
+        return
+    popen = {"start_new_session": True, "stderr": PIPE}
+    gateway = launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
+    threading.Thread(target=_pass_on, args=(gateway.proc.stderr,), daemon=True).start()
+    SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 (PySpark's only way)
+
+
+def jvm_pid(spark: SparkSession) -> int:
+    """The process id of the driver's JVM."""
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 (PySpark's only way to its JVM)
+    return int(jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
+
+
+def _pass_on(words: IO[bytes]) -> None:
+    for line in words:
+        if not line.startswith(NOISE):
+            sys.stderr.buffer.write(line)
+            sys.stderr.flush()
