@@ -49,6 +49,7 @@ bench: setup ## the measured figures of the README, one JSON line each
 	@$(BIN)/duetime bench lateness --rate 2000 --seconds 60 --delay 0.05s..2s --json
 	@$(BIN)/duetime bench catchup --messages 1000000 --json
 	@$(BIN)/duetime bench intake --messages 1000000 --json
+	@$(BIN)/duetime bench pending --messages 5000000 --json
 	@$(BIN)/duetime bench wheel --years 5 --json
 
 clean: ## remove what setup and the tools made here (the jars stay in the user's cache)

@@ -65,6 +65,7 @@ def small_settings(bootstrap, **others):
         scheduler_topic=f"{name}.in.scheduler",
         wheel_slots=16,
         wheel_levels=3,
+        lead_ms=1_000,
         # Most tests ask what arrives, not how punctually.
         **({"warm_up_seconds": 0} | others),
     )

@@ -41,7 +41,7 @@ def test_the_command_line_goes_over_the_environment_and_that_over_the_file(monke
     monkeypatch.setenv("DUETIME_BOOTSTRAP", "environment:1")
     settings = load_settings(bootstrap="line:1", lead_ms=None)
     chosen = (settings.bootstrap, settings.namespace, settings.driver_memory, settings.lead_ms)
-    assert chosen == ("line:1", "environment", "3g", 1_000)
+    assert chosen == ("line:1", "environment", "3g", 2_000)
 
 
 def test_a_file_that_is_named_must_exist(monkeypatch):

@@ -80,7 +80,7 @@ class Settings(BaseSettings):
         description="What is due sooner than this goes through the lanes; what is later waits",
     )
     lead_ms: Annotated[int, Field(ge=0)] = Field(
-        1_000, description="How long before its second begins a release window is planned"
+        2_000, description="How long before its second begins a release window is planned"
     )
     rescue_every_ms: Annotated[int, Field(ge=1_000)] = Field(
         10_000,
@@ -90,8 +90,9 @@ class Settings(BaseSettings):
     wheel_slots: int = Field(64, description="Slots that make one slot of the next level")
     wheel_levels: int = Field(5, description="Levels of the wheel; 5 reach 34 years")
     batch_seconds: Annotated[int, Field(ge=5)] = Field(
-        60,
-        description="How long a real-time batch lasts, that is how often intake and lanes commit",
+        180,
+        description="How long a real-time batch lasts: intake and lanes commit at its end, and pause "
+        "for up to a second",
     )
     job_messages: Annotated[int, Field(ge=1_000)] = Field(
         250_000, description="The most messages that one cascade or rescue job takes at a time"

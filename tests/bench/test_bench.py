@@ -34,7 +34,17 @@ def bench(broker, *arguments):
 
 def test_lateness_finds_every_message_once_and_leaves_nothing_behind(broker):
     result = bench(
-        broker, "lateness", "--rate", "200", "--seconds", "2", "--delay", "0.5s..6s", "--timeline"
+        broker,
+        "lateness",
+        "--rate",
+        "200",
+        "--seconds",
+        "2",
+        "--delay",
+        "0.5s..6s",
+        "--timeline",
+        "--warm-up",
+        "0",
     )
     assert result.keys() >= KEYS
     assert (result["sent"], result["delivered"]) == (400, 400)

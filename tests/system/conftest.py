@@ -147,6 +147,7 @@ def fresh_settings(bootstrap, directory):
         scheduler_topic=f"{name}.in.scheduler",
         wheel_slots=16,
         wheel_levels=3,
+        lead_ms=1_000,
         rescue_every_ms=2_000,
         # What arrives is asked here; how punctually, by the benchmarks.
         warm_up_seconds=0,

@@ -43,6 +43,9 @@ def lateness(  # noqa: PLR0913 (a command's options)
     delay: Annotated[str, typer.Option(help="Least and most delay, such as 5s..30s.")] = "5s..30s",
     value_bytes: ValueBytes = 200,
     runs: Runs = 1,
+    warm_up: Annotated[
+        float, typer.Option(min=0, help="Seconds of the same load before, not measured.")
+    ] = 60,
     timeline: Annotated[bool, typer.Option(help="Show each second of due time as well.")] = False,
     kafka: Kafka = None,
     as_json: AsJson = False,
@@ -58,7 +61,7 @@ def lateness(  # noqa: PLR0913 (a command's options)
         value_bytes=value_bytes,
     )
     with testbed(kafka) as settings:
-        done = run(settings, plan, runs)
+        done = run(settings, plan, runs, warm_up)
     result = summed_up([each.figures() for each in done], summed=COUNTED)
     if timeline:
         result["timeline"] = [asdict(second) for second in done[-1].seconds]

@@ -42,9 +42,16 @@ class Run:
         }
 
 
-def lateness(settings: Settings, plan: LoadPlan, runs: int) -> list[Run]:
-    """Send the plan through a warm pipeline, so many times, one after the other."""
+def lateness(settings: Settings, plan: LoadPlan, runs: int, warm_up_s: float) -> list[Run]:
+    """Send the plan through a warm pipeline, so many times, one after the other.
+
+    A load of its kind goes first, for so long, and is not measured: the JVM goes on compiling for
+    some minutes after the pipeline is ready.
+    """
     with running_pipeline(settings):
+        if warm_up_s:
+            before = round(plan.rate * warm_up_s)
+            deliver(settings, replace(plan, messages=before, label="before"), "before")
         return [run_once(settings, plan, f"run-{number}") for number in range(1, runs + 1)]
 
 

@@ -18,10 +18,8 @@ from duetime.config import Settings
 from duetime.errors import ConfigError
 from duetime.pipeline.housekeeping import free_lanes
 from duetime.pipeline.intake import intake
-from duetime.pipeline.jvm import jvm_pid
 from duetime.pipeline.kafka import start_real_time
 from duetime.pipeline.lanes import lanes
-from duetime.pipeline.priorities import let_planning_give_way
 from duetime.pipeline.release import Release
 from duetime.pipeline.session import spark_session
 from duetime.pipeline.turn import Turn
@@ -87,7 +85,6 @@ class Pipeline:
             warm_up = WarmUp(self._settings, self._clock, self._stopping)
             warm_up.drill(turn)
             warm_up.until_punctual()
-        self._jvm = jvm_pid(self.spark)
 
     def watch(self) -> None:
         """Keep the queries running until `stop` is called from elsewhere."""
@@ -130,7 +127,6 @@ class Pipeline:
     def _look_around(self) -> None:
         for running in self._queries:
             self._look_at(running)
-        let_planning_give_way(self._jvm)
 
     def _look_at(self, running: Running) -> None:
         failed = running.query.exception()
