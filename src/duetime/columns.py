@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from duetime.ladder import Ladder
-from duetime.message import HEADER_FRAME_BYTES, UNDELIVERED_HEADERS, WAITING_HEADERS
+from duetime.message import HEADER_FRAME_BYTES, STATE, UNDELIVERED_HEADERS, WAITING_HEADERS
 from duetime.wheel import Wheel
 
 #: A Kafka record's headers, as Spark's connector gives and takes them.
@@ -75,6 +75,21 @@ def waiting_text(headers: Column, name: str) -> Column:
     position = WAITING_HEADERS.index(name)
     at = F.get(headers, F.lit(position))
     return F.when(at["key"] == name, at["value"].cast("string"))
+
+
+def state_number(state: Column, name: str) -> Column:
+    """One of the numbers of a DUE_STATE header, as bigint; null where it is missing."""
+    position = F.lit(STATE.index(name) + 1)
+    return F.split_part(state, F.lit(":"), position).cast("bigint")
+
+
+def state_text(**numbers: Column) -> Column:
+    """The value of a DUE_STATE header with these numbers."""
+    last = max(STATE.index(name) for name in numbers)
+    none = F.lit(None).cast("string")
+    texts = [numbers.get(name, none).cast("string") for name in STATE[: last + 1]]
+    # A null at the end is left out.
+    return F.concat_ws(":", *(F.coalesce(text, F.lit("")) for text in texts[:-1]), texts[-1])
 
 
 def waiting_headers(values: Mapping[str, Column], sender: Column) -> Column:

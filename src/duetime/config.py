@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -22,6 +22,15 @@ from duetime.wheel import GRACE_MS, Wheel
 
 #: How long the cascade of a far slot may take until its first window is planned, in ms.
 CASCADE_MS = 1_000
+
+
+class RetryPolicy(BaseModel):
+    """How messages for one destination are retried; None is what holds for all."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    attempts: Annotated[int, Field(ge=1)] | None = None
+    backoff_ms: Annotated[int, Field(ge=100)] | None = None
 
 
 class Settings(BaseSettings):
@@ -91,11 +100,25 @@ class Settings(BaseSettings):
     wheel_levels: int = Field(5, description="Levels of the wheel; 5 reach 34 years")
     batch_seconds: Annotated[int, Field(ge=5)] = Field(
         180,
-        description="How long a real-time batch lasts: intake and lanes commit at its end, and pause "
-        "for up to a second",
+        description="How long a real-time batch lasts: intake and lanes commit at its end, and "
+        "pause for up to a second",
     )
     job_messages: Annotated[int, Field(ge=1_000)] = Field(
         250_000, description="The most messages that one cascade or rescue job takes at a time"
+    )
+
+    retry_attempts: Annotated[int, Field(ge=1)] = Field(
+        10, description="How often a message is tried to be delivered before it is a dead letter"
+    )
+    retry_backoff_ms: Annotated[int, Field(ge=100)] = Field(
+        1_000, description="How long before the first retry; doubled for each further one"
+    )
+    retry_backoff_max_ms: Annotated[int, Field(ge=100)] = Field(
+        3_600_000, description="The longest time between two tries"
+    )
+    retry_topics: dict[str, RetryPolicy] = Field(
+        default_factory=dict,
+        description="`attempts` and `backoff_ms` of some destinations, by their topic",
     )
 
     warm_up_seconds: Annotated[int, Field(ge=0)] = Field(

@@ -145,6 +145,7 @@ def _look(producer: Producer, topic: str, clock: Clock) -> Offset:
     sent_ms = clock.now_ms()
     producer.produce(
         topic,
+        partition=0,
         # As the warm-up's own, which are read where this is written.
         headers=[(DUE_AT_MS, str(sent_ms))],
         on_delivery=lambda error, record: reports.append((clock.now_ms(), error, record)),

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a record was refused: the value of its `due-error` header."""
+    """Why a record was refused or could not be delivered: the value of its `due-error` header."""
 
     NOT_JSON = "not-json"
     NO_VALUE = "no-value"
@@ -35,6 +35,15 @@ class Reason(StrEnum):
     TOO_LARGE = "too-large"
     TOO_LATE = "too-late"
     UNREADABLE = "unreadable"
+    BAD_EXPIRY = "bad-expiry"
+
+    # Why a message could not be delivered: the same header, in duetime.failed and duetime.dead.
+    UNKNOWN_TOPIC = "unknown-topic"
+    NOT_AUTHORISED = "not-authorised"
+    NO_SUCH_PARTITION = "no-such-partition"
+    TOO_LARGE_FOR_TOPIC = "too-large-for-topic"
+    NO_KEY = "no-key"
+    EXPIRED = "expired"
 
 
 class DuetimeError(Exception):

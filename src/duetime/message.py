@@ -19,10 +19,17 @@ DUE_AT_MS = "due-at-ms"
 DUE_IN_MS = "due-in-ms"
 DUE_ID = "due-id"
 DUE_OP = "due-op"
+DUE_EXPIRES_MS = "due-expires-ms"
+DUE_CALLBACK = "due-callback"
 
-#: Only while a message waits: the timestamp of its intake record. What came early and cascaded is
-#: written into its last slot behind what came late, and must still be sent before it.
-DUE_TAKEN_MS = "due-taken-ms"
+#: Only while a message waits: numbers between colons, see STATE. Those at the end may be missing.
+DUE_STATE = "due-state"
+
+#: What they are: the timestamp of the intake record (what came early and cascaded is written into
+#: its last slot behind what came late, and must still be sent before it); when it expires; and of
+#: a message that could not be delivered, when to try again, how often it was tried, and when that
+#: failed first. All but the attempts are instants in epoch ms.
+STATE = ("taken", "expires", "retry", "attempts", "failed")
 
 #: The one operation of the control topic so far.
 CANCEL = "cancel"
@@ -32,10 +39,15 @@ DUE_ERROR = "due-error"
 DUE_ERROR_DETAIL = "due-error-detail"
 DUE_ERROR_SOURCE = "due-error-source"
 
+# Headers of a dead letter, besides its address and its error.
+DUE_ATTEMPTS = "due-attempts"
+DUE_FAILED_FIRST_MS = "due-failed-first-ms"
+DUE_FAILED_LAST_MS = "due-failed-last-ms"
+
 #: What a record that waits begins its headers with, always in this order, so that they are read by
 #: position. A destination's record starts at DUE_AT_MS: one slice takes the rest off. A cancel has
 #: no destination.
-WAITING_HEADERS = (DUE_TOPIC, DUE_PARTITION, DUE_TAKEN_MS, DUE_AT_MS, DUE_ID)
+WAITING_HEADERS = (DUE_TOPIC, DUE_PARTITION, DUE_STATE, DUE_AT_MS, DUE_ID)
 
 #: How many of them are not delivered.
 UNDELIVERED_HEADERS = WAITING_HEADERS.index(DUE_AT_MS)

@@ -94,6 +94,8 @@ class TopicNames:
         self.scheduler = settings.scheduler_topic
         self.control = f"{self._prefix}.control"
         self.rejected = f"{self._prefix}.rejected"
+        self.failed = f"{self._prefix}.failed"
+        self.dead = f"{self._prefix}.dead"
         self.lanes = f"{self._prefix}.lanes"
         self.warmup = f"{self._prefix}.warmup"
         self.release_group = f"{self._prefix}.release"
@@ -123,7 +125,9 @@ def required_topics(settings: Settings) -> list[Topic]:
         _waiting_topic(names.lanes, lanes, settings),
         # A record's age tells which turn of the ring it belongs to.
         *(_waiting_topic(names.wheel(level), ring, settings) for level in levels),
-        _rejected_topic(names.rejected, settings),
+        _kept_topic(names.rejected, settings),
+        _kept_topic(names.failed, settings),
+        _kept_topic(names.dead, settings),
         _warmup_topic(names.warmup),
     ]
 
@@ -148,7 +152,7 @@ def _intake_topic(
         name=name,
         partitions=partitions,
         settings=KEEP | {"retention.ms": str(WEEK_MS)} | STAMPED | room,
-        required={"cleanup.policy": "delete", **required},
+        required={"cleanup.policy": "delete", "retention.bytes": "-1", **required},
         least_retention_ms=LEAST_INTAKE_RETENTION_MS,
     )
 
@@ -165,13 +169,14 @@ def _waiting_topic(name: str, partitions: int, settings: Settings) -> Topic:
     )
 
 
-def _rejected_topic(name: str, settings: Settings) -> Topic:
-    # Room for the largest record any intake topic holds, and the error headers on top.
+def _kept_topic(name: str, settings: Settings) -> Topic:
+    # Room for the largest record any topic holds, and the error headers on top.
     room = settings.max_message_bytes + 2 * OVERHEAD_BYTES
     return Topic(
         name=name,
         partitions=1,
-        settings=KEEP | {"max.message.bytes": str(room)},
+        # Stamped by the broker: the time of a failure is when it was written down.
+        settings=KEEP | STAMPED | {"max.message.bytes": str(room)},
         required={"cleanup.policy": "delete"},
         least_bytes=room,
     )

@@ -54,6 +54,12 @@ def test_lateness_finds_every_message_once_and_leaves_nothing_behind(broker):
     assert [topic for topic in left if topic.startswith("bench-")] == []
 
 
+def test_two_kills_lose_nothing_and_send_nothing_twice(broker):
+    result = bench(broker, "crash", "--kills", "2", "--rate", "300")
+    assert (result["kills"], result["delivered"]) == (2, result["sent"])
+    assert (result["lost"], result["duplicated"], result["early"]) == (0, 0, 0)
+
+
 def test_a_message_due_in_years_walks_the_real_wheel(broker):
     result = bench(broker, "wheel", "--years", "5")
     assert (result["hops"], result["correct"]) == (5, True)

@@ -12,7 +12,7 @@ import pytest
 from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.message import MessageId, check_destination
-from duetime.pipeline.intake import judged, routed, understood
+from duetime.pipeline.intake import Intake
 from duetime.topics import OVERHEAD_BYTES, TopicNames
 
 pytestmark = pytest.mark.system
@@ -214,7 +214,7 @@ def rows(spark, sent):
     """What the sink would get for each, in order."""
     records = [(topic, 0, offset, STAMPED, *record) for offset, (topic, record) in enumerate(sent)]
     frame = spark.createDataFrame(spark.sparkContext.parallelize(records, 16), RECORD)
-    return routed(judged(understood(frame, SETTINGS), SETTINGS), SETTINGS).collect()
+    return Intake(SETTINGS).rows(frame).collect()
 
 
 def headers_of(row):

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from duetime.config import Settings
-from duetime.pipeline.intake import judged, routed, understood
+from duetime.pipeline.intake import Intake
 from duetime.topics import TopicNames
 
 pytestmark = pytest.mark.system
@@ -65,8 +65,9 @@ def rows(spark):
     """What the sink would get, in the order of the cases."""
     records = [record(offset, case) for offset, case in enumerate(CASES)]
     frame = spark.createDataFrame(records, RECORD).coalesce(1)
-    asked = understood(frame, SETTINGS).withColumn("now", F.lit(NOW_MS))
-    return routed(judged(asked, SETTINGS), SETTINGS).collect()
+    intake = Intake(SETTINGS)
+    asked = intake.understood(frame).withColumn("now", F.lit(NOW_MS))
+    return asked.transform(intake.judged).transform(intake.routed).collect()
 
 
 def headers_of(row):
@@ -121,7 +122,7 @@ def assert_waits(row, case, offset):
         assert headers[1] == ("due-partition", raw(partition and str(partition)))
         assert payload(row) == wanted_payload(case)
     taken_ms = case.get("timestamp_ms", NOW_MS)
-    assert headers[2] == ("due-taken-ms", str(taken_ms).encode())
+    assert headers[2] == ("due-state", str(taken_ms).encode())
     assert_delivered(headers[3:], case, offset)
 
 

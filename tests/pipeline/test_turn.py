@@ -9,6 +9,7 @@ from duetime.config import Settings
 from duetime.message import WAITING_HEADERS, MessageId
 from duetime.pipeline.lanes import looked_at_again, waited
 from duetime.pipeline.turn import Turn
+from duetime.pipeline.written import Written
 from duetime.topics import TopicNames
 
 pytestmark = pytest.mark.system
@@ -48,7 +49,7 @@ def frame(spark, records, *, topic="duetime.wheel.0", partition=7):
 @pytest.fixture
 def turned(spark):
     """What a turn makes of records: its rows, in their order."""
-    turn = Turn(spark, SETTINGS)
+    turn = Turn(spark, SETTINGS, Written(spark, SETTINGS))
     return lambda *records: turn.rows(frame(spark, records)).collect()
 
 
@@ -100,8 +101,8 @@ def test_messages_come_out_by_due_time_and_by_arrival_where_that_is_the_same(tur
 
 
 def test_what_came_early_and_cascaded_is_sent_before_what_came_late_and_did_not(turned):
-    late = waiting(17, "late", due_taken_ms=b"9")
-    early = [waiting(17, f"early{each}", due_taken_ms=b"8") for each in range(2)]
+    late = waiting(17, "late", due_state=b"9")
+    early = [waiting(17, f"early{each}", due_state=b"8") for each in range(2)]
     rows = turned(late, *early)
     assert [unique_of(row) for row in rows] == ["early0", "early1", "late"]
 

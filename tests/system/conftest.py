@@ -89,25 +89,36 @@ class Live:
         #: Where what was sent is, as a rejected record's `due-error-source` has it.
         self.sources = set()
         self._inboxes = []
-        self._admin = AdminClient(librdkafka_properties(settings))
+        self.admin = AdminClient(librdkafka_properties(settings))
         larger = {"linger.ms": 5, "message.max.bytes": 2_000_000}
         self._producer = Producer(librdkafka_properties(settings) | larger)
 
-    def topic(self, partitions=1):
+    def topic(self, partitions=1, config=()):
         """A destination of its own for one test."""
-        return self.topics(1, partitions)[0]
+        return self.topics(1, partitions, config)[0]
 
-    def topics(self, count, partitions=1):
-        names = [f"to-{uuid.uuid4().hex[:8]}" for _ in range(count)]
-        stamped = {"message.timestamp.type": "LogAppendTime"}
+    def topics(self, count, partitions=1, config=()):
+        names = [f"to_{uuid.uuid4().hex[:8]}" for _ in range(count)]
+        stamped = {"message.timestamp.type": "LogAppendTime"} | dict(config)
         wanted = [NewTopic(name, num_partitions=partitions, config=stamped) for name in names]
-        for created in self._admin.create_topics(wanted).values():
+        for created in self.admin.create_topics(wanted).values():
             created.result()
         return names
 
     def inbox(self, *topics):
         self._inboxes.append(Inbox(self.settings, topics))
         return self._inboxes[-1]
+
+    def inbox_when_there(self, topic, partitions=1):
+        """Wait until someone else has created the topic, or given it so many partitions."""
+        until_s = time.monotonic() + PATIENCE_S
+        while not self._is_there(topic, partitions):
+            assert time.monotonic() < until_s, topic
+        return self.inbox(topic)
+
+    def _is_there(self, topic, partitions):
+        found = self.admin.list_topics(timeout=PATIENCE_S).topics.get(topic)
+        return found and len(found.partitions) >= partitions
 
     def rejected(self):
         return self.inbox(self.names.rejected)
@@ -132,7 +143,7 @@ class Live:
         self.flush()
         # A broker for a whole session's partitions would run out of files.
         names = [topic.name for topic in required_topics(self.settings)]
-        for deleted in self._admin.delete_topics(names).values():
+        for deleted in self.admin.delete_topics(names).values():
             deleted.result()
 
 
@@ -149,6 +160,8 @@ def fresh_settings(bootstrap, directory):
         wheel_levels=3,
         lead_ms=1_000,
         rescue_every_ms=2_000,
+        retry_attempts=2,
+        retry_backoff_ms=200,
         # What arrives is asked here; how punctually, by the benchmarks.
         warm_up_seconds=0,
         checkpoint=directory.as_uri(),

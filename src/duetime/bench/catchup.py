@@ -21,6 +21,7 @@ from duetime.config import Settings
 from duetime.pipeline.kafka import read_ranges, write_batch
 from duetime.pipeline.release import Release
 from duetime.pipeline.turn import Turn
+from duetime.pipeline.written import Written
 from duetime.stores.kafka import KafkaStore
 
 #: Partitions of the topics that are delivered and copied to.
@@ -61,7 +62,7 @@ def _warm_up(spark: SparkSession, settings: Settings, plan: LoadPlan) -> None:
     sent = fill(settings, replace(plan, destinations=(topic,)))
     wait_until(sent.last_due_ms + settings.wheel_tick_ms, SystemClock().now_ms())
     say("warming up ...")
-    store, turn = KafkaStore(settings), Turn(spark, settings)
+    store, turn = KafkaStore(settings), Turn(spark, settings, Written(spark, settings))
     try:
         ranges = store.overdue(SystemClock().now_ms())
         for _ in range(WARM_ROUNDS):
@@ -105,7 +106,7 @@ def _released(
     release = Release(
         settings=settings,
         store=store,
-        turn=Turn(spark, settings),
+        turn=Turn(spark, settings, Written(spark, settings)),
         clock=SystemClock(),
     )
 

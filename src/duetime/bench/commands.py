@@ -120,6 +120,22 @@ def pending(
 
 
 @app.command()
+def crash(
+    *,
+    kills: Annotated[int, typer.Option(min=1, help="How often the pipeline is killed.")] = 20,
+    rate: Annotated[float, typer.Option(min=0.1, help="Messages a second.")] = 2_000,
+    kafka: Kafka = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether each message comes once, however often the pipeline is killed."""
+    from duetime.bench.crash import crash as run  # noqa: PLC0415 (its parts import Spark)
+
+    with testbed(kafka) as settings:
+        crashes = run(settings, kills, rate)
+    show("crash", crashes.figures(), as_json=as_json)
+
+
+@app.command()
 def wheel(
     *,
     years: Annotated[float, typer.Option(min=0.01, help="How far away the message is due.")] = 5,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from duetime.config import Settings
-from duetime.message import DUE_AT_MS, DUE_ID, DUE_PARTITION, DUE_TAKEN_MS, DUE_TOPIC
+from duetime.message import DUE_AT_MS, DUE_ID, DUE_PARTITION, DUE_STATE, DUE_TOPIC
 from duetime.topics import TopicNames
 
 #: librdkafka's word for "you choose the partition".
@@ -87,7 +87,7 @@ def waiting(settings: Settings, destinations: Sequence[str], label: str, value_b
         headers: list[Header] = [
             addresses[number % len(addresses)],
             (DUE_PARTITION, None),
-            (DUE_TAKEN_MS, b"%d" % now_ms),
+            (DUE_STATE, b"%d" % now_ms),
             (DUE_AT_MS, b"%d" % due_ms),
             (DUE_ID, f"{due_ms:012x}-{label}-{number}".encode()),
         ]

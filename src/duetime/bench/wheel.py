@@ -20,9 +20,10 @@ from duetime.clock import SystemClock
 from duetime.columns import clock_ahead
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
-from duetime.pipeline.intake import judged, routed, understood
+from duetime.pipeline.intake import Intake
 from duetime.pipeline.kafka import read_ranges, write_batch
 from duetime.pipeline.turn import Turn
+from duetime.pipeline.written import Written
 from duetime.stores import OffsetRange
 from duetime.stores.kafka import KafkaStore
 from duetime.stores.offsets import Offsets
@@ -103,7 +104,7 @@ def _really(spark: SparkSession, settings: Settings, due_ms: int) -> Walk:
             ahead_ms = settings.wheel.closes_at_ms(slot, settings.lead_ms) - SystemClock().now_ms()
             ranges = store.due(slot)
             with clock_ahead(ahead_ms):
-                Turn(spark, settings)(ranges)
+                Turn(spark, settings, Written(spark, settings))(ranges)
             store.settle(ranges)
     finally:
         store.close()
@@ -119,7 +120,7 @@ def _take_in(spark: SparkSession, settings: Settings, topic: str, due_ms: int) -
     producer.produce(intake, value, key, partition=0, headers=headers)
     producer.flush()
     records = read_ranges(spark, settings, [OffsetRange(intake, 0, 0, 1)])
-    write_batch(routed(judged(understood(records, settings), settings), settings), settings)
+    write_batch(Intake(settings).rows(records), settings)
 
 
 def _waiting_in(settings: Settings, store: KafkaStore, ahead_ms: int) -> Slot | None:

@@ -23,6 +23,7 @@ from duetime.errors import Reason
 from duetime.message import (
     DUE_AT_MS,
     DUE_CLUSTER,
+    DUE_EXPIRES_MS,
     DUE_ID,
     DUE_IN_MS,
     DUE_PARTITION,
@@ -33,7 +34,15 @@ from duetime.message import (
 #: The headers that speak to duetime and are not passed on as they came, in any envelope: a record
 #: that was delivered once and is sent again carries old ones, and a reader takes the last of a
 #: name.
-ADDRESS = (DUE_TOPIC, DUE_PARTITION, DUE_CLUSTER, DUE_AT_MS, DUE_IN_MS, DUE_ID)
+ADDRESS = (
+    DUE_TOPIC,
+    DUE_PARTITION,
+    DUE_CLUSTER,
+    DUE_AT_MS,
+    DUE_IN_MS,
+    DUE_ID,
+    DUE_EXPIRES_MS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +72,8 @@ class Canonical:
     headers: Column
     #: string: the destination's partition as the sender wrote it.
     partition: Column = field(default_factory=lambda: F.lit(None).cast("string"))
+    #: bigint: after this instant it is not delivered any more, epoch ms; null is never.
+    expires_ms: Column = field(default_factory=lambda: F.lit(None).cast("bigint"))
     #: string: null for a message, or `cancel`.
     operation: Column = field(default_factory=lambda: F.lit(None).cast("string"))
     #: What this envelope alone can find wrong, in the order of the checks.
@@ -74,6 +85,7 @@ class Canonical:
             self.topic.alias("topic"),
             self.partition.alias("partition"),
             self.due_ms.alias("due_ms"),
+            self.expires_ms.alias("expires_ms"),
             self.unique.alias("unique"),
             self.key.alias("key"),
             self.value.alias("value"),

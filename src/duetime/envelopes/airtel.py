@@ -14,6 +14,7 @@ from duetime.envelopes import (
 )
 from duetime.envelopes.json_text import JsonEnvelope
 from duetime.errors import Reason
+from duetime.message import DUE_CALLBACK
 
 _FIELDS = (
     "topic string, key string, value string, headers map<string,string>, "
@@ -28,7 +29,7 @@ def airtel() -> Canonical:
     """
     envelope = JsonEnvelope(_FIELDS, payload="value")
     url = envelope.field("failurePostCallbackUrl")
-    callback = F.when(url.isNotNull(), F.array(header("due-callback", url))).otherwise(
+    callback = F.when(url.isNotNull(), F.array(header(DUE_CALLBACK, url))).otherwise(
         F.array().cast(HEADERS_TYPE)
     )
     post_time = envelope.field("postTime")

@@ -14,16 +14,28 @@ from duetime.envelopes import (
     without,
 )
 from duetime.errors import Reason
-from duetime.message import DUE_AT_MS, DUE_CLUSTER, DUE_ID, DUE_IN_MS, DUE_PARTITION, DUE_TOPIC
+from duetime.message import (
+    DUE_AT_MS,
+    DUE_CLUSTER,
+    DUE_EXPIRES_MS,
+    DUE_ID,
+    DUE_IN_MS,
+    DUE_PARTITION,
+    DUE_TOPIC,
+)
 
 
 def native() -> Canonical:
-    """Headers `due-topic` and `due-at-ms` or `due-in-ms`; optional `due-id`, `due-partition`."""
+    """Headers `due-topic` and `due-at-ms` or `due-in-ms`; and optional ones.
+
+    Source: docs/contracts.md.
+    """
     headers = record_headers()
     at_ms, in_ms = whole_number(named(DUE_AT_MS)), whole_number(named(DUE_IN_MS))
     return Canonical(
         topic=named(DUE_TOPIC),
         partition=named(DUE_PARTITION),
+        expires_ms=whole_number(named(DUE_EXPIRES_MS)),
         due_ms=F.coalesce(at_ms, record_timestamp_ms() + in_ms),
         unique=named(DUE_ID),
         key=F.col("key"),
@@ -44,6 +56,12 @@ def native() -> Canonical:
                 when=(named(DUE_AT_MS).isNotNull() & named(DUE_IN_MS).isNotNull()) | _repeated(),
                 reason=Reason.TWO_DUE_TIMES,
                 detail="more than one due-at-ms or due-in-ms: leave one",
+            ),
+            Refusal(
+                when=named(DUE_EXPIRES_MS).isNotNull()
+                & whole_number(named(DUE_EXPIRES_MS)).isNull(),
+                reason=Reason.BAD_EXPIRY,
+                detail="due-expires-ms is no whole number: write it in epoch ms",
             ),
         ),
     )

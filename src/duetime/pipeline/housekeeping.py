@@ -1,4 +1,4 @@
-"""Giving disk back: records of the lanes that a committed batch has passed."""
+"""Giving disk back: records that a committed batch has passed."""
 
 import json
 
@@ -7,8 +7,8 @@ from pyspark.sql.streaming import StreamingQuery
 from duetime.stores.kafka import KafkaStore
 
 
-def free_lanes(store: KafkaStore, query: StreamingQuery) -> None:
-    """Free what the last committed batch has read. Safe to repeat."""
+def free_read(store: KafkaStore, query: StreamingQuery) -> None:
+    """Free what was read before the last committed batch. Safe to repeat."""
     progress = query.lastProgress
     if not progress or not progress["sources"]:
         return

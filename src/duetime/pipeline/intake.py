@@ -1,8 +1,9 @@
 """The intake query: every envelope's topic in, every message routed, every bad one rejected.
 
-A real-time query of stateless columns. A crash before its batch is committed repeats the batch: ids
-are the same then, so what waits in a slot twice is delivered once.
+A real-time query of stateless columns. What a crash leaves uncommitted is finished by `recover`.
 """
+
+from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -13,6 +14,7 @@ from duetime.columns import (
     message_id,
     now_ms,
     record_bytes,
+    state_text,
     waiting_headers,
     wheel_level,
 )
@@ -36,7 +38,7 @@ from duetime.message import (
     DUE_AT_MS,
     DUE_ID,
     DUE_PARTITION,
-    DUE_TAKEN_MS,
+    DUE_STATE,
     DUE_TOPIC,
     LATEST_MS,
     TOPIC_PATTERN,
@@ -44,13 +46,18 @@ from duetime.message import (
 )
 from duetime.pipeline.kafka import read_stream
 from duetime.pipeline.routing import PARTITION_PATTERN, Routes, Waiting
+from duetime.pipeline.written import source
 from duetime.topics import TopicNames
 
 
 def intake(spark: SparkSession, settings: Settings) -> DataFrame:
     """Rows for the Kafka sink, from all intake topics. Runs in executors, without end."""
-    records = read_stream(spark, settings, TopicNames(settings).intake, committed_only=True)
-    return routed(judged(understood(records, settings), settings), settings)
+    return Intake(settings).rows(intake_records(spark, settings))
+
+
+def intake_records(spark: SparkSession, settings: Settings) -> DataFrame:
+    """All intake topics as an endless read."""
+    return read_stream(spark, settings, TopicNames(settings).intake, committed_only=True)
 
 
 def envelopes(settings: Settings) -> dict[str, tuple[str, Canonical]]:
@@ -65,45 +72,80 @@ def envelopes(settings: Settings) -> dict[str, tuple[str, Canonical]]:
     }
 
 
-def understood(records: DataFrame, settings: Settings) -> DataFrame:
-    """Adds `asked`, the envelope's canonical struct, and `now`, the clock as of this row."""
-    records = records.select("*", header_map(record_headers()).alias("by_name"))
-    known = envelopes(settings)
-    asked = canonical({topic: envelope for topic, (_, envelope) in known.items()})
-    return records.select("*", asked.alias("asked"), now_ms().alias("now"))
+class Intake:
+    """The steps of the query. The columns are built once, which takes seconds: there are many."""
+
+    def __init__(self, settings: Settings) -> None:
+        known = envelopes(settings)
+        asked = canonical({topic: envelope for topic, (_, envelope) in known.items()})
+        message = _message({topic: name for topic, (name, _) in known.items()})
+        refused = F.coalesce(F.col("asked.refusal"), first_refusal(_refusals(settings)))
+        self._by_name = header_map(record_headers()).alias("by_name")
+        self._understood = asked.alias("asked"), now_ms().alias("now")
+        self._refused = refused.alias("refused")
+        self._identity = _identity(message)
+        self._why = _obstacle(message, settings).alias("why")
+        self._to = _place(message, settings).alias("to")
+
+    def rows(self, records: DataFrame) -> DataFrame:
+        """Rows for the Kafka sink."""
+        return records.transform(self.understood).transform(self.judged).transform(self.routed)
+
+    def understood(self, records: DataFrame) -> DataFrame:
+        """Adds `asked`, the envelope's canonical struct, and `now`, the clock as of this row."""
+        return records.select("*", self._by_name).select("*", *self._understood)
+
+    def judged(self, asked: DataFrame) -> DataFrame:
+        """Adds `refused`, struct<reason,detail>, null for what can be taken."""
+        return asked.select("*", self._refused)
+
+    def identified(self, judged: DataFrame) -> DataFrame:
+        """Adds `id`, for a refused record the place where it is, and `is_cancel`."""
+        return judged.select("*", *self._identity)
+
+    def routed(self, judged: DataFrame) -> DataFrame:
+        """Rows for the sink: topic, partition, key, value, headers."""
+        return judged.select("*", self._why).select(self._to).select("to.*")
 
 
-def judged(asked: DataFrame, settings: Settings) -> DataFrame:
-    """Adds `refusal`, struct<reason,detail>, null for what can be taken."""
-    refusal = F.coalesce(F.col("asked.refusal"), first_refusal(_refusals(settings)))
-    return asked.select("*", refusal.alias("refused"))
+def _identity(message: Waiting) -> tuple[Column, Column]:
+    refused = F.col("refused").isNotNull()
+    name = F.when(refused, source()).otherwise(message.id)
+    is_cancel = ~refused & F.coalesce(F.col("asked.operation") == CANCEL, F.lit(False))
+    return name.alias("id"), is_cancel.alias("is_cancel")
 
 
-def routed(asked: DataFrame, settings: Settings) -> DataFrame:
-    """Rows for the sink: topic, partition, key, value, headers."""
-    message, now, routes = _message(settings), F.col("now"), Routes(settings)
+def _obstacle(message: Waiting, settings: Settings) -> Column:
+    """Why what is due already cannot be sent."""
+    now = F.col("now")
+    sent = F.col("refused").isNull() & (message.due_ms <= now)
+    return F.when(sent, Routes(settings).obstacle(message, now))
+
+
+def _place(message: Waiting, settings: Settings) -> Column:
+    now, routes = F.col("now"), Routes(settings)
     remaining = message.due_ms - now
     soon = ~message.is_cancel & (remaining < settings.horizon_ms)
-    to = (
+    return (
         F.when(
             F.col("refused").isNotNull(),
             routes.rejected(F.col("refused.reason"), F.col("refused.detail")),
         )
+        .when(F.col("why").isNotNull(), routes.failed(message, F.col("why")))
         .when(remaining <= 0, routes.destination(message))
         .when(soon, routes.lane(message, now))
         .otherwise(routes.wheel(message, now))
     )
-    return asked.select(to.alias("to")).select("to.*")
 
 
-def _message(settings: Settings) -> Waiting:
+def _message(short_names: Mapping[str, str]) -> Waiting:
     asked = F.col("asked")
-    unique = F.coalesce(asked["unique"], _made_unique(settings))
+    unique = F.coalesce(asked["unique"], _made_unique(short_names))
     identity = message_id(asked["due_ms"], unique)
     values = {
         DUE_TOPIC: asked["topic"],
         DUE_PARTITION: asked["partition"],
-        DUE_TAKEN_MS: record_timestamp_ms(),
+        DUE_STATE: state_text(taken=record_timestamp_ms(), expires=asked["expires_ms"]),
         DUE_AT_MS: asked["due_ms"],
         DUE_ID: identity,
     }
@@ -112,6 +154,7 @@ def _message(settings: Settings) -> Waiting:
         partition=asked["partition"],
         due_ms=asked["due_ms"],
         taken_ms=record_timestamp_ms(),
+        expires_ms=asked["expires_ms"],
         id=identity,
         key=asked["key"],
         value=asked["value"],
@@ -119,10 +162,10 @@ def _message(settings: Settings) -> Waiting:
     )
 
 
-def _made_unique(settings: Settings) -> Column:
+def _made_unique(short_names: Mapping[str, str]) -> Column:
     """The unique part of an id for a sender that gave none: where the record was taken in."""
     short = F.lit(None).cast("string")
-    for topic, (name, _) in envelopes(settings).items():
+    for topic, name in short_names.items():
         short = F.when(F.col("topic") == topic, F.lit(name)).otherwise(short)
     return F.concat(F.lit("@"), F.concat_ws(".", short, "partition", "offset"))
 

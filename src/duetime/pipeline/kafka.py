@@ -1,7 +1,7 @@
 """Spark's Kafka source and sink, with the options that matter, each with its reason."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -10,6 +10,9 @@ from duetime.config import Settings
 from duetime.connection import spark_properties
 from duetime.stores import OffsetRange
 from duetime.topics import OVERHEAD_BYTES
+
+#: How long a sink tries to deliver a record, in seconds.
+DELIVERY_TIMEOUT_S = 20.0
 
 
 def read_stream(
@@ -35,9 +38,13 @@ def read_stream(
 
 
 def read_ranges(
-    spark: SparkSession, settings: Settings, ranges: Sequence[OffsetRange]
+    spark: SparkSession,
+    settings: Settings,
+    ranges: Sequence[OffsetRange],
+    *,
+    all_there: bool = True,
 ) -> DataFrame:
-    """Exactly these records, as a batch."""
+    """Exactly these records, as a batch; unless `all_there`, what is left of them."""
     assigned: dict[str, list[int]] = {}
     start: dict[str, dict[str, int]] = {}
     end: dict[str, dict[str, int]] = {}
@@ -50,7 +57,7 @@ def read_ranges(
         "startingOffsets": json.dumps(start),
         "endingOffsets": json.dumps(end),
         "includeHeaders": "true",
-        "failOnDataLoss": "true",
+        "failOnDataLoss": str(all_there).lower(),
         # The last fetch of a range has nothing to wait for: the default of 500 ms is most of a
         # window's planning.
         "kafka.fetch.max.wait.ms": "20",
@@ -71,8 +78,10 @@ def sink_options(settings: Settings) -> dict[str, str]:
         "kafka.linger.ms": "0",
         # A record may not turn up in its slot long after it was routed there: later than this, the
         # query fails and routes it again.
-        "kafka.delivery.timeout.ms": "20000",
+        "kafka.delivery.timeout.ms": str(int(DELIVERY_TIMEOUT_S * 1_000)),
         "kafka.request.timeout.ms": "10000",
+        # A topic that is gone since it was looked up: the default of a minute would hold up others.
+        "kafka.max.block.ms": "5000",
         "kafka.max.request.size": str(settings.max_message_bytes + 4 * OVERHEAD_BYTES),
     }
 
@@ -90,6 +99,33 @@ def start_real_time(rows: DataFrame, settings: Settings, name: str) -> Streaming
         .start()
     )
     return query
+
+
+def start_micro_batches(
+    records: DataFrame, handle: Callable[[DataFrame, int], None], settings: Settings, name: str
+) -> StreamingQuery:
+    """Start a query that handles a batch every second, if there is one."""
+    return (
+        records.writeStream.foreachBatch(handle)
+        .option("checkpointLocation", f"{settings.checkpoint}/{name}")
+        .queryName(name)
+        .trigger(processingTime="1 second")
+        .start()
+    )
+
+
+def handle_what_is_there(
+    records: DataFrame, handle: Callable[[DataFrame, int], None], settings: Settings, name: str
+) -> None:
+    """Go on with a query from its last commit, as batches, up to the present end of its topics."""
+    query = (
+        records.writeStream.foreachBatch(handle)
+        .option("checkpointLocation", f"{settings.checkpoint}/{name}")
+        .queryName(f"{name} (recover)")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
 
 
 def write_batch(rows: DataFrame, settings: Settings) -> None:

@@ -1,7 +1,7 @@
 """The lanes query: a record waits its lane's time, then is looked at again.
 
-First in is first out, so nothing is sorted and nothing is held in memory. A crash before a batch is
-committed repeats the batch.
+First in is first out, so nothing is sorted and nothing is held in memory. What a crash leaves
+uncommitted is finished by `recover`.
 """
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,8 +17,12 @@ from duetime.topics import TopicNames
 
 def lanes(spark: SparkSession, settings: Settings) -> DataFrame:
     """Rows for the Kafka sink, from all lanes. Runs in executors, without end."""
-    records = read_stream(spark, settings, [TopicNames(settings).lanes])
-    return looked_at_again(waited(records, settings), settings)
+    return looked_at_again(waited(lane_records(spark, settings), settings), settings)
+
+
+def lane_records(spark: SparkSession, settings: Settings) -> DataFrame:
+    """All lanes as an endless read."""
+    return read_stream(spark, settings, [TopicNames(settings).lanes])
 
 
 def waited(records: DataFrame, settings: Settings) -> DataFrame:
@@ -45,7 +49,14 @@ def looked_at_again(records: DataFrame, settings: Settings) -> DataFrame:
                 F.lit(str(Reason.UNREADABLE)), F.lit("no record of a lane: who wrote it?")
             ),
         )
+        .when(F.col("why").isNotNull(), routes.failed(message, F.col("why")))
         .when(message.due_ms <= now, routes.destination(message))
         .otherwise(routes.lane(message, now))
     )
-    return records.select("*", now_ms().alias("after")).select(to.alias("to")).select("to.*")
+    why = F.when(~unreadable & (message.due_ms <= now), routes.obstacle(message, now))
+    return (
+        records.select("*", now_ms().alias("after"))
+        .select("*", why.alias("why"))
+        .select(to.alias("to"))
+        .select("to.*")
+    )

@@ -8,10 +8,11 @@ planning.
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from duetime.clock import Clock
 from duetime.config import Settings
+from duetime.pipeline.kafka import DELIVERY_TIMEOUT_S
 from duetime.stores import OffsetRange, Store
 from duetime.wheel import Slot, Wheel
 
@@ -22,6 +23,9 @@ WINDOWS = 6
 
 #: Far slots and rescues at once. They are in no hurry, and must not take the cores from windows.
 BACKGROUND = 2
+
+#: How long what has failed is left alone, in seconds.
+REST_S = DELIVERY_TIMEOUT_S + 1.0
 
 Take = Callable[[Sequence[OffsetRange]], None]
 
@@ -76,7 +80,7 @@ class Release:
             self._threads.append(thread)
 
     def stop(self) -> None:
-        """Plan nothing more, and wait for the windows that are open: they end within 2 seconds."""
+        """Plan nothing more, and wait for the windows that are open: they end within 3 seconds."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
@@ -90,10 +94,22 @@ class Release:
         if found:
             self.rescued += found
             log.warning("rescued messages=%d slots=%d", found, len(ranges))
-        return [
-            self._background.submit(self._take_up, group)
-            for group in portions(ranges, self._settings.job_messages)
-        ]
+        new = [each for each in ranges if each.begun_ms is None]
+        begun = [each for each in ranges if each.begun_ms is not None]
+        taken = self._submit(new)
+        # What was begun before takes longer, because it is read back: the others go first.
+        if begun:
+            taken.append(self._background.submit(self._take_up_after, taken[:], begun))
+        return taken
+
+    def _submit(self, ranges: Sequence[OffsetRange]) -> list[Future[None]]:
+        groups = portions(ranges, self._settings.job_messages)
+        return [self._background.submit(self._take_up, group) for group in groups]
+
+    def _take_up_after(self, others: list[Future[None]], ranges: Sequence[OffsetRange]) -> None:
+        wait(others)
+        for group in portions(ranges, self._settings.job_messages):
+            self._take_up(group)
 
     def _follow(self, level: int) -> None:
         pool = self._windows if level == 0 else self._background
@@ -118,10 +134,15 @@ class Release:
                 log.exception("rescue failed; it looks again")
 
     def _take_up(self, ranges: Sequence[OffsetRange]) -> None:
-        """A crash before settling repeats the turn; nothing is lost."""
+        """A crash before settling repeats the turn, which leaves out then what it has written."""
         try:
+            self._store.begin(ranges, self._clock.now_ms())
             self._turn(ranges)
             self._store.settle(ranges)
         except Exception:
-            self._store.give_up(ranges)
             log.exception("turn failed; rescue repeats it: %s", ranges)
+            # What it has handed to its producer may still arrive, and must be there to be read
+            # back.
+            rest = threading.Timer(REST_S, self._store.give_up, [ranges])
+            rest.daemon = True
+            rest.start()

@@ -15,6 +15,7 @@ from duetime.columns import (
     header,
     lane,
     record_bytes,
+    state_number,
     waiting_text,
     wheel_level,
     wheel_partition,
@@ -27,12 +28,14 @@ from duetime.message import (
     DUE_ERROR_SOURCE,
     DUE_ID,
     DUE_PARTITION,
-    DUE_TAKEN_MS,
+    DUE_STATE,
     DUE_TOPIC,
     END,
     LATEST_MS,
     TOPIC_PATTERN,
+    WAITING_HEADERS,
 )
+from duetime.pipeline.destinations import obstacle
 from duetime.topics import OVERHEAD_BYTES, TopicNames
 
 #: A destination's partition; a cluster has no more than some hundred thousand.
@@ -51,6 +54,8 @@ class Waiting:
     due_ms: Column
     #: When it was taken in, epoch ms.
     taken_ms: Column
+    #: After this instant it is not delivered any more, epoch ms; null is never.
+    expires_ms: Column
     id: Column
     key: Column
     value: Column
@@ -79,11 +84,14 @@ class Waiting:
 def waiting_record() -> Waiting:
     """A record of the wheel or of a lane; in any other, some are null."""
     headers = F.col("headers")
+    state = waiting_text(headers, DUE_STATE)
+    due_ms = waiting_text(headers, DUE_AT_MS).cast("bigint")
     return Waiting(
         topic=waiting_text(headers, DUE_TOPIC),
         partition=waiting_text(headers, DUE_PARTITION),
-        due_ms=waiting_text(headers, DUE_AT_MS).cast("bigint"),
-        taken_ms=waiting_text(headers, DUE_TAKEN_MS).cast("bigint"),
+        due_ms=F.coalesce(state_number(state, "retry"), due_ms),
+        taken_ms=state_number(state, "taken"),
+        expires_ms=state_number(state, "expires"),
         id=waiting_text(headers, DUE_ID),
         key=F.col("key"),
         value=F.col("value"),
@@ -95,6 +103,7 @@ class Routes:
     """The places a message can be sent to under these settings."""
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._names = TopicNames(settings)
         self._wheel = settings.wheel
         self._ladder = settings.ladder
@@ -118,6 +127,34 @@ class Routes:
         topic = F.concat(F.lit(self._names.wheel(0)[:-1]), level.cast("string"))
         partition = wheel_partition(self._wheel, level, message.due_ms)
         return _row(message, topic, partition, message.headers)
+
+    def obstacle(self, message: Waiting, now: Column) -> Column:
+        """Why it cannot be sent now, struct<reason,detail>; null where it can."""
+        return obstacle(
+            self._settings,
+            topic=message.topic,
+            partition=message.partition.cast("int"),
+            key=message.key,
+            size=record_bytes(message.key, message.value, message.headers),
+            is_expired=message.expires_ms < now,
+        )
+
+    def failed(self, message: Waiting, why: Column) -> Column:
+        """To the topic of what could not be delivered: as it waited, with the reason on top."""
+        said = F.array(header(DUE_ERROR, why["reason"]), header(DUE_ERROR_DETAIL, why["detail"]))
+        nowhere = F.lit(None).cast("int")
+        headers = F.concat(message.headers, said)
+        return _row(message, F.lit(self._names.failed), nowhere, headers)
+
+    def dead(self, message: Waiting, last_words: Column) -> Column:
+        """To the dead letters: the sender's key, value and headers, and what became of it on top.
+
+        `message` is a record of the failed topic: its headers end with the reason.
+        """
+        own = F.size(message.headers) - len(WAITING_HEADERS) - 2
+        sender = F.slice(message.headers, len(WAITING_HEADERS) + 1, F.greatest(own, F.lit(0)))
+        nowhere = F.lit(None).cast("int")
+        return _row(message, F.lit(self._names.dead), nowhere, F.concat(sender, last_words))
 
     def rejected(self, reason: Column, detail: Column) -> Column:
         """The raw record, untouched, with the reason in its headers.

@@ -21,6 +21,7 @@ from duetime.errors import Reason
 from duetime.message import LATEST_MS
 from duetime.pipeline.kafka import read_ranges, write_batch
 from duetime.pipeline.routing import Routes, waiting_record
+from duetime.pipeline.written import Scope, Written
 from duetime.stores import OffsetRange
 
 #: The order in which messages came: to the intake, and of those in one ms, to the slot.
@@ -34,35 +35,45 @@ class Turn:
     costs.
     """
 
-    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+    def __init__(self, spark: SparkSession, settings: Settings, written: Written) -> None:
         self._spark = spark
+        self._written = written
         self._settings = settings
         self._readable = _readable()
         self._later = _is_later(settings.horizon_ms).alias("later")
         self._nth = _nth_of_its_id()
         self._now = now_ms().alias("now")
         self._paced = _paced()
+        self._why = _obstacle(settings).alias("why")
         self._next = _next_place(settings).alias("to")
 
     def __call__(self, ranges: Sequence[OffsetRange]) -> None:
         """Empty these ranges; returns when everything is acknowledged.
 
-        Safe to repeat: what was routed on before is dropped as a duplicate where it arrives. What
-        was sent before is sent again.
+        Safe to repeat with ranges that know when they were begun: what is written is read back.
         """
         records = read_ranges(self._spark, self._settings, ranges)
-        write_batch(self.rows(records), self._settings)
+        begun = [each.begun_ms for each in ranges if each.begun_ms is not None]
+        rows = self.rows(records, min(begun, default=None))
+        write_batch(rows, self._settings)
 
-    def rows(self, records: DataFrame) -> DataFrame:
-        """Rows for the Kafka sink: first what is routed on, then in due order what is sent."""
+    def rows(self, records: DataFrame, begun_ms: int | None = None) -> DataFrame:
+        """Rows for the Kafka sink: first what is routed on, then in due order what is sent.
+
+        Without what was written since `begun_ms`, when a turn of these records began before.
+        """
+        readable = records.select("*", *self._readable)
+        if begun_ms is not None:
+            scope = Scope(since_ms=begun_ms, destinations=_destinations(readable))
+            readable = self._written.without(readable, scope)
         return (
-            records.select("*", *self._readable)
-            .select("*", self._later)
+            readable.select("*", self._later)
             .coalesce(1)
             .transform(self._without_duplicates_and_cancelled)
             .sortWithinPartitions(_turn_of_each(), *ARRIVAL)
             .select("*", self._now)
             .where(self._paced)
+            .select("*", self._why)
             .select(self._next)
             .select("to.*")
         )
@@ -70,6 +81,12 @@ class Turn:
     def _without_duplicates_and_cancelled(self, records: DataFrame) -> DataFrame:
         """Of the records with one id, a cancel if there is one, else the first."""
         return records.select("*", self._nth).where("nth = 1")
+
+
+def _destinations(records: DataFrame) -> list[str]:
+    """Where the messages among these are to go."""
+    named = records.where("known").select(waiting_record().topic.alias("to")).distinct()
+    return [row.to for row in named.collect() if row.to is not None]
 
 
 def _readable() -> list[Column]:
@@ -112,6 +129,11 @@ def _paced() -> Column:
     return F.when(F.col("later"), True).when(F.col("is_cancel"), False).otherwise(due)
 
 
+def _obstacle(settings: Settings) -> Column:
+    sent = F.col("known") & ~F.col("later")
+    return F.when(sent, Routes(settings).obstacle(waiting_record(), now_ms()))
+
+
 def _next_place(settings: Settings) -> Column:
     """To the destination what is due, to its slot what is due later."""
     message, routes = waiting_record(), Routes(settings)
@@ -121,5 +143,6 @@ def _next_place(settings: Settings) -> Column:
     return (
         F.when(~F.col("known"), why)
         .when(F.col("later"), routes.wheel(message, F.col("now")))
+        .when(F.col("why").isNotNull(), routes.failed(message, F.col("why")))
         .otherwise(routes.destination(message))
     )

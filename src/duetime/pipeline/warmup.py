@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
-from duetime.message import DUE_AT_MS, DUE_ID, DUE_PARTITION, DUE_TAKEN_MS, DUE_TOPIC, MessageId
+from duetime.message import DUE_AT_MS, DUE_ID, DUE_PARTITION, DUE_STATE, DUE_TOPIC, MessageId
 from duetime.stores import OffsetRange
 from duetime.topics import TopicNames
 
@@ -138,7 +138,7 @@ class WarmUp:
                 headers=[
                     (DUE_TOPIC, self._topic),
                     (DUE_PARTITION, str(ARRIVALS)),
-                    (DUE_TAKEN_MS, None),
+                    (DUE_STATE, None),
                     (DUE_AT_MS, str(identity.due_ms)),
                     (DUE_ID, str(identity)),
                 ],

@@ -16,6 +16,8 @@ class OffsetRange:
     partition: int
     start: int
     end: int
+    #: When it was first taken up, epoch ms, if that was before: some of it may have gone on.
+    begun_ms: int | None = None
 
     @property
     def count(self) -> int:
@@ -58,6 +60,10 @@ class Store(Protocol):
 
     def overdue(self, now_ms: int) -> Sequence[OffsetRange]:
         """Claim what should have been taken up before now and was not, however old."""
+        ...
+
+    def begin(self, ranges: Iterable[OffsetRange], now_ms: int) -> None:
+        """Note that these are taken up from now on, so that who claims them again knows."""
         ...
 
     def settle(self, ranges: Iterable[OffsetRange]) -> None:

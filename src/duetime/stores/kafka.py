@@ -31,6 +31,7 @@ class KafkaStore:
         self._offsets = Offsets(settings, TopicNames(settings).release_group)
         self._reader = WheelReader(settings, self._offsets)
         self._settled = self._load()
+        self._begun = self._load_begun()
         self._claimed: set[Place] = set()
         self._lock = threading.Lock()
 
@@ -53,6 +54,17 @@ class KafkaStore:
         }
         return self._claim(ends)
 
+    def begin(self, ranges: Iterable[OffsetRange], now_ms: int) -> None:
+        """Note it with the committed offsets: one request, and no topic of its own."""
+        begun = {
+            (each.topic, each.partition): now_ms if each.begun_ms is None else each.begun_ms
+            for each in ranges
+        }
+        starts = {(each.topic, each.partition): each.start for each in ranges}
+        self._offsets.commit(starts, {place: str(at_ms) for place, at_ms in begun.items()})
+        with self._lock:
+            self._begun |= begun
+
     def settle(self, ranges: Iterable[OffsetRange]) -> None:
         """Commit, then free. What a crash between the two leaves, the next settling frees."""
         ends = {(each.topic, each.partition): each.end for each in ranges}
@@ -60,6 +72,8 @@ class KafkaStore:
         with self._lock:
             self._settled |= ends
             self._claimed -= ends.keys()
+            for place in ends:
+                self._begun.pop(place, None)
         self._offsets.delete_before(ends)
 
     def give_up(self, ranges: Iterable[OffsetRange]) -> None:
@@ -90,15 +104,21 @@ class KafkaStore:
     def _load(self) -> dict[Place, int]:
         """Where each partition goes on.
 
-        Committed where nothing is yet, so that what someone else removes from then on is noticed.
+        Committed anew, because offsets expire that are not, and where nothing is yet: so what
+        someone else removes from then on is noticed. What a crash has left settled is freed.
         """
         places = self._places.all()
         committed, starts = self._offsets.committed(places), self._offsets.starts(places)
-        self._offsets.commit(
-            {place: start for place, start in starts.items() if place not in committed}
-        )
+        self._offsets.commit(starts | committed, self._offsets.notes(places))
+        self._offsets.delete_before(committed)
         _tell_removed(committed, starts)
         return {place: max(committed.get(place, 0), start) for place, start in starts.items()}
+
+    def _load_begun(self) -> dict[Place, int]:
+        """What the last run had taken up and not settled, and since when."""
+        notes = self._offsets.notes(self._settled)
+        # Another tool may have written any note when it set the offset.
+        return {place: int(note) for place, note in notes.items() if note.isdecimal()}
 
     def _pass_over_removed(self, places: Iterable[Place]) -> None:
         starts = self._offsets.starts(places)
@@ -119,7 +139,13 @@ class KafkaStore:
         """Ranges up to these ends, of the partitions that nobody works on."""
         with self._lock:
             ranges = [
-                OffsetRange(topic, partition, self._settled[topic, partition], end)
+                OffsetRange(
+                    topic,
+                    partition,
+                    self._settled[topic, partition],
+                    end,
+                    self._begun.get((topic, partition)),
+                )
                 for (topic, partition), end in ends.items()
                 if (topic, partition) not in self._claimed and end > self._settled[topic, partition]
             ]

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec
 
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
@@ -41,6 +42,10 @@ MISSING = (
 _Answer = TypeVar("_Answer")
 
 
+class Unreadable(Exception):
+    """We may not read this topic, and will not another time."""
+
+
 class Offsets:
     """The offsets of any partitions, and those that one consumer group has committed."""
 
@@ -51,6 +56,24 @@ class Offsets:
             properties
             | {"group.id": group, "enable.auto.commit": False, "auto.offset.reset": "error"}
         )
+
+    def readable_places(self, topic: str) -> list[Place]:
+        """The topic's partitions; none where there is no such topic. Raises Unreadable."""
+        described = self._admin.describe_topics(
+            TopicCollection([topic]), include_authorized_operations=True, request_timeout=TIMEOUT_S
+        )
+        try:
+            found = _answer(described[topic].result)
+        except KafkaError as error:
+            code = error.__cause__.args[0].code() if error.__cause__ else None
+            if code in MISSING:
+                return []
+            if code == BrokerError.TOPIC_AUTHORIZATION_FAILED:
+                raise Unreadable("it may not be described") from error
+            raise
+        if found.authorized_operations and AclOperation.READ not in found.authorized_operations:
+            raise Unreadable("it may not be read")
+        return [(topic, each.id) for each in found.partitions]
 
     def ends(self, places: Iterable[Place]) -> dict[Place, int]:
         """The offset that the next record of each partition will get."""
@@ -71,21 +94,27 @@ class Offsets:
 
     def committed(self, places: Iterable[Place]) -> dict[Place, int]:
         """What the group has committed; without those where it has not, or not for very long."""
-        asked = [TopicPartition(topic, partition) for topic, partition in places]
-        if not asked:
-            return {}
-        answers = _answer(lambda: self._consumer.committed(asked, timeout=TIMEOUT_S))
-        for one in answers:
-            if one.error is not None:
-                raise _failed(one.error)
-        return {(one.topic, one.partition): one.offset for one in answers if one.offset >= 0}
+        return {place: one.offset for place, one in self._commits(places).items()}
 
-    def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Commit for the group, and wait for the broker's answer."""
+    def notes(self, places: Iterable[Place]) -> dict[Place, str]:
+        """What was noted with the commits, where something was."""
+        found = self._commits(places)
+        return {place: one.metadata for place, one in found.items() if one.metadata}
+
+    def commit(
+        self, offsets: Mapping[Place, int], notes: Mapping[Place, str] = MappingProxyType({})
+    ) -> None:
+        """Commit for the group, with a note for some, and wait for the broker's answer."""
         if not offsets:
             return
-        positions = [TopicPartition(*place, offset) for place, offset in offsets.items()]
-        _answer(lambda: self._consumer.commit(offsets=positions, asynchronous=False))
+        positions = [
+            TopicPartition(*place, offset, metadata=notes.get(place, ""))
+            for place, offset in offsets.items()
+        ]
+        answers = _answer(lambda: self._consumer.commit(offsets=positions, asynchronous=False))
+        for one in answers or ():
+            if one.error is not None:
+                raise _failed(one.error)
 
     def delete_before(self, offsets: Mapping[Place, int]) -> None:
         """Free the storage of records before these. Not waited for: the next one covers it."""
@@ -97,6 +126,16 @@ class Offsets:
     def close(self) -> None:
         """Close the connection."""
         self._consumer.close()
+
+    def _commits(self, places: Iterable[Place]) -> dict[Place, TopicPartition]:
+        asked = [TopicPartition(topic, partition) for topic, partition in places]
+        if not asked:
+            return {}
+        answers = _answer(lambda: self._consumer.committed(asked, timeout=TIMEOUT_S))
+        for one in answers:
+            if one.error is not None:
+                raise _failed(one.error)
+        return {(one.topic, one.partition): one for one in answers if one.offset >= 0}
 
     def _list(self, places: Iterable[Place], spec: OffsetSpec) -> dict[Place, int]:
         return self._offsets({TopicPartition(*place): spec for place in places})

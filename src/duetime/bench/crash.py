@@ -1,0 +1,141 @@
+"""`duetime bench crash`: whether each message comes once, however often the pipeline is killed.
+
+`duetime run` is a process of its own here, killed with its JVM at random moments, also while it
+starts and recovers, and started again at once; the load goes on all the time. In the end the
+destination is read: what is there is what counts.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from duetime.bench.appends import Appends
+from duetime.bench.load import LoadPlan, start_load
+from duetime.bench.report import Report, measure
+from duetime.bench.say import say
+from duetime.bench.testbed import create_destinations
+from duetime.config import Settings
+from duetime.errors import DuetimeError
+
+#: Delays of the load: at once, through lanes, and through the wheel.
+DELAY_MS = (0, 30_000)
+
+#: How long the pipeline lives before it is killed, its start of some 10 s included, in seconds.
+LIFE_S = (5.0, 60.0)
+
+#: How long after the last kill the last message may take, in seconds.
+PATIENCE_S = 240.0
+
+#: How often is looked whether messages arrive, in seconds.
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crashes:
+    """What the kills did to the messages."""
+
+    kills: int
+    report: Report
+    #: From each start that lived long enough until the first message arrived, in seconds.
+    recoveries_s: list[float]
+
+    def figures(self) -> dict[str, int | float | None]:
+        """The result as it is shown."""
+        known = ("sent", "delivered", "lost", "duplicated", "early")
+        counts = {name: value for name, value in asdict(self.report).items() if name in known}
+        return {
+            "kills": self.kills,
+            **counts,
+            "recovery_s_p50": round(median(self.recoveries_s), 1) if self.recoveries_s else None,
+            "recovery_s_max": round(max(self.recoveries_s, default=0.0), 1),
+        }
+
+
+def crash(settings: Settings, kills: int, rate: float) -> Crashes:
+    """Kill and start again so many times under load, then wait until everything has arrived."""
+    (topic,) = create_destinations(settings, ["crash"])
+    lives_s = [random.uniform(*LIFE_S) for _ in range(kills)]  # noqa: S311 (no secret)
+    plan = LoadPlan(
+        messages=round(rate * (sum(lives_s) + 10)),
+        rate=rate,
+        delay_ms=DELAY_MS,
+        destinations=(topic,),
+    )
+    arrived, recoveries_s = Appends(settings, [topic]), []
+    with start_load(settings, plan) as load:
+        for number, life_s in enumerate(lives_s, 1):
+            with killed_pipeline(settings):
+                recoveries_s += _first_arrival_s(arrived, life_s)
+            say(f"kill {number} of {kills}, after {life_s:.1f} s")
+        with killed_pipeline(settings):
+            sent = load.wait()
+            if not arrived.wait_for(sent.sent, PATIENCE_S):
+                say(f"not all came within {PATIENCE_S:.0f} s")
+            # A message that comes twice may come now.
+            time.sleep(settings.rescue_every_ms / 1_000)
+    return Crashes(
+        kills=kills, report=measure(settings, [topic], sent.sent), recoveries_s=recoveries_s
+    )
+
+
+@contextmanager
+def killed_pipeline(settings: Settings) -> Iterator[None]:
+    """A `duetime run` while the block lasts; then it is killed, and its JVM with it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "duetime", "run"],
+        env=os.environ | environment(settings) | {"DUETIME_WARM_UP_SECONDS": "0"},
+        stdout=sys.stderr,
+        start_new_session=True,
+    )
+    try:
+        yield
+        if process.poll() is not None:
+            raise DuetimeError("the pipeline ended by itself: its words are above")
+    finally:
+        kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End the process and its children at once, as a power cut would."""
+    for pid in [*_children(process.pid), process.pid]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The settings as environment variables."""
+    given = settings.model_dump(mode="json", exclude_unset=True, exclude={"sasl_password"})
+    named = {
+        f"DUETIME_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+        for name, value in given.items()
+    }
+    if settings.sasl_password:
+        named["DUETIME_SASL_PASSWORD"] = settings.sasl_password.get_secret_value()
+    return named
+
+
+def _first_arrival_s(arrived: Appends, life_s: float) -> list[float]:
+    """Wait so long; how long it took until something arrived, if it did."""
+    began_s, before = time.monotonic(), arrived.count()
+    first_s: list[float] = []
+    while (lived_s := time.monotonic() - began_s) < life_s:
+        if not first_s and arrived.count() > before:
+            first_s = [lived_s]
+        time.sleep(LOOK_S)
+    return first_s
+
+
+def _children(pid: int) -> list[int]:
+    # A child belongs to the thread that started it.
+    found = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for children in found for child in children.split()]

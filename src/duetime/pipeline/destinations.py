@@ -1,0 +1,246 @@
+"""Which topics can be written to, as each row knows it before the sink.
+
+A sink fails whole on one bad record, and waits a minute for a topic that does not exist. So what
+the admin client says of the cluster's topics is put where a row can look it up without a join: in
+system properties of the JVM, read by `java_method`. One property a topic:
+
+    duetime.to.<topic> = <partitions>[:<bytes>][:compacted]     bytes, if it takes less than we do
+                         denied                     it may not be written to
+                         unknown                    it is gone; as one that has no property
+
+Only where driver and executors share a JVM. Elsewhere nothing is known, and everything is sent.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from confluent_kafka import KafkaException, Producer, TopicCollection
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+from duetime.config import Settings
+from duetime.connection import librdkafka_properties
+from duetime.envelopes import Refusal, first_refusal
+from duetime.errors import Reason
+from duetime.topics import OVERHEAD_BYTES
+
+log = logging.getLogger(__name__)
+
+#: How often the cluster is asked for its topics, in seconds.
+EVERY_S = 1.0
+
+#: How often for their limits and our rights, in seconds; of a new topic at once.
+DETAILS_EVERY_S = 60.0
+
+#: How many topics are asked about in one request.
+AT_ONCE = 500
+
+#: How long one request may take, in seconds.
+TIMEOUT_S = 10.0
+
+#: What a record weighs in a batch of its own besides key, value and headers, in bytes. Source:
+#: Kafka's DefaultRecordBatch (61 bytes) and DefaultRecord (at most 22 here).
+BATCH_BYTES = 128
+
+UNKNOWN, DENIED, COMPACTED = "unknown", "denied", "compacted"
+
+
+def obstacle(  # noqa: PLR0913 (all that a topic may object to)
+    settings: Settings,
+    *,
+    topic: Column,
+    partition: Column,
+    key: Column,
+    size: Column,
+    is_expired: Column,
+) -> Column:
+    """Why a row cannot be sent, struct<reason,detail>; null where it can. Runs in executors."""
+    prefix = _prefix(settings)
+    unless_known = _system_property(F.lit(prefix), F.lit(None).cast("string"))
+    known = _system_property(F.concat(F.lit(f"{prefix}."), topic), unless_known)
+    partitions = F.split_part(known, F.lit(":"), F.lit(1)).cast("int")
+    limit = F.split_part(known, F.lit(":"), F.lit(2)).cast("int")
+    return first_refusal(
+        [
+            Refusal(
+                when=is_expired,
+                reason=Reason.EXPIRED,
+                detail="it could only be delivered after due-expires-ms",
+            ),
+            Refusal(
+                when=known == UNKNOWN,
+                reason=Reason.UNKNOWN_TOPIC,
+                detail="the destination does not exist: create it, and it is tried again",
+            ),
+            Refusal(
+                when=known == DENIED,
+                reason=Reason.NOT_AUTHORISED,
+                detail="duetime may not write to the destination: give its user the right",
+            ),
+            Refusal(
+                when=partition >= partitions,
+                reason=Reason.NO_SUCH_PARTITION,
+                detail="the destination has fewer partitions than due-partition asks for",
+            ),
+            Refusal(
+                when=key.isNull() & F.endswith(known, F.lit(COMPACTED)),
+                reason=Reason.NO_KEY,
+                detail="the destination is compacted, and takes no message without a key",
+            ),
+            Refusal(
+                when=limit.isNotNull() & (size > limit - BATCH_BYTES),
+                reason=Reason.TOO_LARGE_FOR_TOPIC,
+                detail="larger than the destination's max.message.bytes: raise it there",
+            ),
+        ]
+    )
+
+
+class Destinations:
+    """Keeps the table of topics up to date, for all rows of this JVM. Thread-safe."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self._settings = settings
+        self._system = _system(spark)
+        properties = librdkafka_properties(settings)
+        self._admin = AdminClient(properties)
+        # The question of a client that may create topics creates them, where brokers do so.
+        self._creator = Producer(properties | {"allow.auto.create.topics": True})
+        self._room = settings.max_message_bytes + OVERHEAD_BYTES
+        self._published: dict[str, str] = {}
+        self._details = Details()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="destinations", daemon=True)
+
+    def start(self) -> None:
+        """Publish what the cluster says, now and again and again."""
+        self.refresh()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closing.set()
+        self._thread.join()
+
+    def refresh(self) -> None:
+        """Ask the cluster and publish what it says. Without an answer, the known stays known."""
+        with self._lock:
+            try:
+                self._publish(self._known())
+            except KafkaException as error:
+                log.warning("destinations are not known anew error=%s", error.args[0].str())
+
+    def look_for(self, topics: Iterable[str]) -> None:
+        """Look again for topics that are not known, and have brokers create them if they do so."""
+        missing = sorted(set(topics) - self._published.keys())
+        for topic in missing:
+            with suppress(KafkaException):
+                self._creator.list_topics(topic, timeout=TIMEOUT_S)
+        if missing:
+            self.refresh()
+
+    def _keep(self) -> None:
+        while not self._closing.wait(EVERY_S):
+            try:
+                self.refresh()
+            except Exception:
+                log.exception("could not refresh the destinations; trying again")
+
+    def _known(self) -> dict[str, str]:
+        """What is to be said of each topic."""
+        found = self._admin.list_topics(timeout=TIMEOUT_S).topics
+        topics = {name: len(one.partitions) for name, one in found.items() if one.error is None}
+        self._details.refresh(self._admin, topics)
+        return {name: self._said(name, partitions) for name, partitions in topics.items()}
+
+    def _said(self, topic: str, partitions: int) -> str:
+        if topic in self._details.denied:
+            return DENIED
+        limit = self._details.limits.get(topic)
+        narrow = limit is not None and limit < self._room
+        compacted = topic in self._details.compacted
+        said = f"{partitions}:{limit if narrow else ''}:{COMPACTED if compacted else ''}"
+        return said.rstrip(":")
+
+    def _publish(self, known: dict[str, str]) -> None:
+        """Put into the JVM what has changed; a topic that is gone is unknown."""
+        prefix = _prefix(self._settings)
+        gone = self._published.keys() - known.keys()
+        changed = {
+            f"{prefix}.{topic}": said
+            for topic, said in (known | dict.fromkeys(gone, UNKNOWN)).items()
+            if self._published.get(topic) != said
+        }
+        if changed:
+            # One call for all of them.
+            table = self._system.java.util.Properties()
+            text = "\n".join(f"{name}={said}" for name, said in changed.items())
+            table.load(self._system.java.io.StringReader(text))
+            self._system.java.lang.System.getProperties().putAll(table)
+        # Last: from now on a topic without a property is unknown.
+        self._system.java.lang.System.setProperty(prefix, UNKNOWN)
+        self._published = known
+
+
+class Details:
+    """What a list of topics does not say: how large a record may be, and whether we may write."""
+
+    def __init__(self) -> None:
+        self.limits: dict[str, int | None] = {}
+        self.compacted: set[str] = set()
+        self.denied: set[str] = set()
+        self._asked_s = -DETAILS_EVERY_S
+
+    def refresh(self, admin: AdminClient, topics: Iterable[str]) -> None:
+        """Ask for topics that are new, and for all of them once a minute."""
+        everything = time.monotonic() - self._asked_s >= DETAILS_EVERY_S
+        if everything:
+            self._asked_s = time.monotonic()
+        asked = [name for name in topics if everything or name not in self.limits]
+        for begin in range(0, len(asked), AT_ONCE):
+            self._ask(admin, asked[begin : begin + AT_ONCE])
+
+    def _ask(self, admin: AdminClient, topics: list[str]) -> None:
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+        for resource, answer in admin.describe_configs(
+            resources, request_timeout=TIMEOUT_S
+        ).items():
+            # Who may not read a topic's settings finds out by being refused.
+            self.limits.setdefault(resource.name, None)
+            with suppress(KafkaException):
+                config = answer.result()
+                self.limits[resource.name] = int(config["max.message.bytes"].value)
+                compacted = "compact" in config["cleanup.policy"].value
+                _put(self.compacted, resource.name, is_in=compacted)
+        described = admin.describe_topics(
+            TopicCollection(topics), include_authorized_operations=True, request_timeout=TIMEOUT_S
+        )
+        for name, answer in described.items():
+            with suppress(KafkaException):
+                rights = answer.result().authorized_operations
+                allowed = not rights or AclOperation.WRITE in rights
+                _put(self.denied, name, is_in=not allowed)
+
+
+def _put(names: set[str], name: str, *, is_in: bool) -> None:
+    (names.add if is_in else names.discard)(name)
+
+
+def _prefix(settings: Settings) -> str:
+    return f"{settings.namespace}.to"
+
+
+def _system_property(name: Column, default: Column) -> Column:
+    return F.call_function(
+        "java_method", F.lit("java.lang.System"), F.lit("getProperty"), name, default
+    )
+
+
+def _system(spark: SparkSession) -> Any:  # noqa: ANN401 (py4j's view of the JVM has no type)
+    return spark.sparkContext._jvm  # noqa: SLF001 (PySpark's only way to its JVM)

@@ -1,0 +1,172 @@
+"""The failures query: what could not be delivered is tried again later, or becomes a dead letter.
+
+A micro-batch query over `duetime.failed`. A retry is a message that waits once more: in a lane or
+in the wheel, with the instant of the retry in its state. Times are taken from the record and not
+from a clock, so a batch that is repeated makes the same retries, and slots drop one of two.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from duetime.columns import header, now_ms, state_number, state_text, waiting_text
+from duetime.config import Settings
+from duetime.errors import Reason
+from duetime.message import (
+    DUE_AT_MS,
+    DUE_ATTEMPTS,
+    DUE_ERROR,
+    DUE_ERROR_DETAIL,
+    DUE_FAILED_FIRST_MS,
+    DUE_FAILED_LAST_MS,
+    DUE_ID,
+    DUE_PARTITION,
+    DUE_STATE,
+    DUE_TOPIC,
+    WAITING_HEADERS,
+)
+from duetime.pipeline.destinations import Destinations
+from duetime.pipeline.kafka import write_batch
+from duetime.pipeline.routing import Routes, Waiting, waiting_record
+from duetime.pipeline.written import Scope, Written, scope, source
+
+#: The headers that the failing put on top: the reason and its detail.
+SAID = 2
+
+#: Reasons that no retry will change.
+FINAL = (Reason.EXPIRED,)
+
+
+def failures(
+    settings: Settings, destinations: Destinations, written: Written
+) -> Callable[[DataFrame, int], None]:
+    """What to do with each batch of the query. Runs on the driver; its rows in executors."""
+    last: int | None = None
+
+    def handle(batch: DataFrame, number: int) -> None:
+        message = waiting_record()
+        found = scope(batch, F.when(message.is_whole, message.topic))
+        if found is None:
+            return
+        destinations.look_for(found.destinations)
+        # The first batch may have been begun before a crash, and a batch that failed is repeated.
+        nonlocal last
+        again, last = last in (None, number), number
+        left = _not_gone_on(batch, written, found) if again else batch
+        write_batch(judged(left, settings), settings)
+
+    return handle
+
+
+def _not_gone_on(batch: DataFrame, written: Written, scope: Scope) -> DataFrame:
+    name = F.coalesce(waiting_record().id, source())
+    records = batch.select("*", name.alias("id"), F.lit(False).alias("is_cancel"))
+    return written.without(records, scope)
+
+
+def judged(failed: DataFrame, settings: Settings) -> DataFrame:
+    """Rows for the sink: to the destination after all, to wait for a retry, or to the dead."""
+    routes, now = Routes(settings), F.col("now")
+    message = waiting_record()
+    known = failed.select("*", *_failure()).select("*", *_retry(settings), now_ms().alias("now"))
+    why = F.when(F.col("reason") == str(Reason.UNKNOWN_TOPIC), routes.obstacle(message, now))
+    again = _again(message)
+    soon = again.due_ms - now < settings.horizon_ms
+    found = (F.col("reason") == str(Reason.UNKNOWN_TOPIC)) & F.col("why").isNull()
+    to = (
+        F.when(~message.is_whole, routes.rejected(F.lit(str(Reason.UNREADABLE)), _foreign()))
+        .when(found, routes.destination(_without_reason(message)))
+        .when(_is_over(message), routes.dead(message, _last_words()))
+        .when(soon, routes.lane(again, now))
+        .otherwise(routes.wheel(again, now))
+    )
+    return known.select("*", why.alias("why")).select(to.alias("to")).select("to.*")
+
+
+def _reason() -> Column:
+    return F.get("headers", F.size("headers") - SAID)["value"].cast("string")
+
+
+def _failure() -> list[Column]:
+    """reason, attempts (this one included), first_ms and last_ms (epoch ms)."""
+    state = waiting_text(F.col("headers"), DUE_STATE)
+    last_ms = F.unix_millis("timestamp")
+    return [
+        _reason().alias("reason"),
+        (F.coalesce(state_number(state, "attempts"), F.lit(0)) + 1).alias("attempts"),
+        F.coalesce(state_number(state, "failed"), last_ms).alias("first_ms"),
+        last_ms.alias("last_ms"),
+    ]
+
+
+def _retry(settings: Settings) -> list[Column]:
+    """most_attempts, and retry_ms: exponential back-off, spread by the id over half of it."""
+    message = waiting_record()
+    most, first_ms = _by_topic(settings, "attempts"), _by_topic(settings, "backoff_ms")
+    doubled = first_ms * F.pow(F.lit(2), F.least(F.col("attempts") - 1, F.lit(30)))
+    full_ms = F.least(doubled, F.lit(settings.retry_backoff_max_ms))
+    share = F.lit(0.5) + F.pmod(F.xxhash64(message.id, "attempts"), F.lit(1_000)) / 2_000
+    retry_ms = (F.col("last_ms") + full_ms * share).cast("bigint")
+    return [most.alias("most_attempts"), retry_ms.alias("retry_ms")]
+
+
+def _by_topic(settings: Settings, name: str) -> Column:
+    """`retry_<name>`, or what `retry_topics` has for the destination."""
+    topic = waiting_record().topic
+    chosen = F.lit(getattr(settings, f"retry_{name}"))
+    for each, policy in settings.retry_topics.items():
+        value = getattr(policy, name)
+        if value is not None:
+            chosen = F.when(topic == each, F.lit(value)).otherwise(chosen)
+    return chosen
+
+
+def _is_over(message: Waiting) -> Column:
+    final = F.col("reason").isin([str(each) for each in FINAL])
+    expires = F.coalesce(message.expires_ms < F.col("retry_ms"), F.lit(False))
+    return final | expires | (F.col("attempts") >= F.col("most_attempts"))
+
+
+def _again(message: Waiting) -> Waiting:
+    """The message as it waits for its retry."""
+    state = state_text(
+        taken=message.taken_ms,
+        expires=message.expires_ms,
+        retry=F.col("retry_ms"),
+        attempts=F.col("attempts"),
+        failed=F.col("first_ms"),
+    )
+    at = WAITING_HEADERS.index(DUE_STATE)
+    bare = _without_reason(message).headers
+    headers = F.concat(
+        F.slice(bare, 1, at), F.array(header(DUE_STATE, state)), F.slice(bare, at + 2, F.size(bare))
+    )
+    return replace(message, due_ms=F.col("retry_ms"), headers=headers)
+
+
+def _without_reason(message: Waiting) -> Waiting:
+    bare = F.slice(message.headers, 1, F.greatest(F.size(message.headers) - SAID, F.lit(0)))
+    return replace(message, headers=bare)
+
+
+def _last_words() -> Column:
+    """The headers that a dead letter has on top of the sender's own."""
+    message = waiting_record()
+    detail = F.get("headers", F.size("headers") - 1)["value"]
+    return F.array(
+        header(DUE_TOPIC, message.topic),
+        header(DUE_PARTITION, message.partition),
+        header(DUE_AT_MS, waiting_text(message.headers, DUE_AT_MS)),
+        header(DUE_ID, message.id),
+        header(DUE_ERROR, F.col("reason")),
+        header(DUE_ERROR_DETAIL, detail),
+        header(DUE_ATTEMPTS, F.col("attempts")),
+        header(DUE_FAILED_FIRST_MS, F.col("first_ms")),
+        header(DUE_FAILED_LAST_MS, F.col("last_ms")),
+    )
+
+
+def _foreign() -> Column:
+    return F.lit("no record of a failure: who wrote it?")

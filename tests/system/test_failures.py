@@ -1,0 +1,100 @@
+"""Messages that cannot be delivered harm no others, are tried again, and end as dead letters."""
+
+import uuid
+from datetime import timedelta
+
+import pytest
+from confluent_kafka.admin import NewPartitions
+from tests.system.conftest import now_ms
+
+from duetime.message import DUE_AT_MS, DUE_EXPIRES_MS, DUE_ID, DUE_TOPIC
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def dead(live):
+    return live.inbox(live.names.dead)
+
+
+def missing_topic():
+    """A name that no broker will create."""
+    return f"missing-{uuid.uuid4().hex[:8]}"
+
+
+def of(dead, identity):
+    """The dead letter of this message."""
+    dead.until(lambda: any(each.id == identity for each in dead.arrived), f"dead {identity}")
+    (letter,) = [each for each in dead.arrived if each.id == identity]
+    return letter
+
+
+@pytest.mark.parametrize("delay_s", [0, 1, 6])
+def test_a_partition_that_the_destination_lacks_harms_no_other_message(live, sender, dead, delay_s):
+    topic = live.topic()
+    lost = sender.produce(
+        topic,
+        b"\x00\xff",
+        key="k",
+        headers={"h": "1"},
+        partition=7,
+        in_=timedelta(seconds=delay_s),
+    )
+    kept = sender.produce(topic, "kept", in_=timedelta(seconds=delay_s))
+
+    (arrived,) = live.inbox(topic).take(1)
+    assert arrived.id == kept
+    assert arrived.late_ms < 5_000
+    letter = of(dead, lost)
+    assert (letter.key, letter.value) == (b"k", b"\x00\xff")
+    assert letter.headers[0] == ("h", b"1")
+    assert letter.by_name["due-error"] == b"no-such-partition"
+    assert letter.by_name["due-attempts"] == b"2"
+    assert int(letter.by_name["due-failed-first-ms"]) < int(letter.by_name["due-failed-last-ms"])
+
+
+def test_a_topic_that_comes_to_be_gets_its_message(live, sender, dead):
+    """The brokers here create topics by themselves, and the message waits for that."""
+    topic = missing_topic()
+    sent = sender.produce(topic, "first", in_=timedelta(0))
+
+    (arrived,) = live.inbox_when_there(topic).take(1)
+    assert arrived.id == sent
+    assert not dead.arrived
+
+
+def test_a_name_that_no_topic_can_have_beside_another_is_a_dead_letter(live, sender, dead):
+    """Kafka refuses `a.b` beside `a_b`."""
+    beside = live.topic()
+    letter = of(dead, sender.produce(beside.replace("_", "."), "x", in_=timedelta(0)))
+    assert letter.by_name["due-error"] == b"unknown-topic"
+    assert letter.by_name["due-topic"] == beside.replace("_", ".").encode()
+
+
+def test_a_record_larger_than_the_destination_takes_is_a_dead_letter(live, sender, dead):
+    topic = live.topic(config={"max.message.bytes": "1000"})
+    large = sender.produce(topic, "x" * 2_000, in_=timedelta(seconds=1))
+    small = sender.produce(topic, "x" * 500, in_=timedelta(seconds=1))
+
+    assert live.inbox(topic).take(1)[0].id == small
+    assert of(dead, large).by_name["due-error"] == b"too-large-for-topic"
+
+
+def test_a_partition_that_is_added_in_time_gets_its_message(live, sender):
+    topic = live.topic()
+    sent = sender.produce(topic, "x", partition=1, in_=timedelta(0))
+    live.admin.create_partitions([NewPartitions(topic, 2)])[topic].result()
+
+    (arrived,) = live.inbox_when_there(topic, partitions=2).take(1)
+    assert (arrived.id, arrived.partition) == (sent, 1)
+
+
+def test_an_expired_message_is_not_delivered(live, dead):
+    topic, due_ms = live.topic(), now_ms() - 1_000
+    headers = {DUE_TOPIC: topic, DUE_AT_MS: due_ms, DUE_EXPIRES_MS: due_ms + 1, DUE_ID: "late"}
+    live.send(live.names.native, "x", headers=[(k, str(v)) for k, v in headers.items()])
+    live.flush()
+
+    letter = of(dead, f"{due_ms:012x}-late")
+    assert letter.by_name["due-error"] == b"expired"
+    assert letter.by_name["due-attempts"] == b"1"
