@@ -19,7 +19,7 @@ from duetime.config import Settings
 from duetime.errors import ConfigError, KafkaError
 from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.failures import failures
-from duetime.pipeline.housekeeping import free_read
+from duetime.pipeline.housekeeping import Tally, free_read
 from duetime.pipeline.intake import Intake, intake_records
 from duetime.pipeline.kafka import (
     DELIVERY_TIMEOUT_S,
@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 
 #: How often the queries are looked at, in seconds.
 WATCH_S = 1.0
+
+#: How often it is told what was rejected or is dead, in seconds.
+TELL_S = 10.0
 
 #: How long the first messages that are overdue at start have Spark for themselves, in seconds.
 FIRST_S = 20.0
@@ -90,6 +93,7 @@ class Pipeline:
         self._stopping = threading.Event()
         self._queries: list[Running] = []
         self._started_so_far = ExitStack()
+        self._tell_s = 0.0
 
     def start(self) -> None:
         """Start everything; returns when it is warm, so that the first window is punctual.
@@ -106,6 +110,8 @@ class Pipeline:
         self._destinations = Destinations(self.spark, self._settings)
         self._destinations.start()
         to_stop.callback(self._destinations.close)
+        self._tally = Tally(self._settings)
+        to_stop.callback(self._tally.close)
         self._written = Written(self.spark, self._settings)
         to_stop.callback(self._written.close)
         turn = Turn(self.spark, self._settings, self._written)
@@ -190,6 +196,9 @@ class Pipeline:
             list(pool.map(_stopped, queries))
 
     def _look_around(self) -> None:
+        if time.monotonic() >= self._tell_s:
+            self._tell_s = time.monotonic() + TELL_S
+            self._tally.tell()
         for running in self._queries:
             self._look_at(running)
 
