@@ -269,6 +269,8 @@ def kind_of(row):
     if row.topic.startswith(NAMES.wheel(0)[:-1]):
         assert 0 <= row.partition < SETTINGS.wheel.ring
         return "wheel"
+    if row.topic == NAMES.failed:
+        return "failed"
     assert check_destination(row.topic, SETTINGS.namespace)
     assert row.partition is None or row.partition >= 0
     return "destination"

@@ -124,6 +124,7 @@ def crash(
     *,
     kills: Annotated[int, typer.Option(min=1, help="How often the pipeline is killed.")] = 20,
     rate: Annotated[float, typer.Option(min=0.1, help="Messages a second.")] = 2_000,
+    life: Annotated[str, typer.Option(help="How long it lives, such as 5s..60s.")] = "5s..60s",
     kafka: Kafka = None,
     as_json: AsJson = False,
 ) -> None:
@@ -131,7 +132,7 @@ def crash(
     from duetime.bench.crash import crash as run  # noqa: PLC0415 (its parts import Spark)
 
     with testbed(kafka) as settings:
-        crashes = run(settings, kills, rate)
+        crashes = run(settings, kills, rate, parse_range(life))
     show("crash", crashes.figures(), as_json=as_json)
 
 

@@ -29,9 +29,6 @@ from duetime.errors import DuetimeError
 #: Delays of the load: at once, through lanes, and through the wheel.
 DELAY_MS = (0, 30_000)
 
-#: How long the pipeline lives before it is killed, its start of some 10 s included, in seconds.
-LIFE_S = (5.0, 60.0)
-
 #: How long after the last kill the last message may take, in seconds.
 PATIENCE_S = 240.0
 
@@ -60,10 +57,13 @@ class Crashes:
         }
 
 
-def crash(settings: Settings, kills: int, rate: float) -> Crashes:
-    """Kill and start again so many times under load, then wait until everything has arrived."""
+def crash(settings: Settings, kills: int, rate: float, life_ms: tuple[int, int]) -> Crashes:
+    """Kill and start again so many times under load, then wait until everything has arrived.
+
+    The pipeline lives from the one to the other time, in ms, its start of some 10 s included.
+    """
     (topic,) = create_destinations(settings, ["crash"])
-    lives_s = [random.uniform(*LIFE_S) for _ in range(kills)]  # noqa: S311 (no secret)
+    lives_s = [random.uniform(*life_ms) / 1_000 for _ in range(kills)]  # noqa: S311 (no secret)
     plan = LoadPlan(
         messages=round(rate * (sum(lives_s) + 10)),
         rate=rate,

@@ -31,6 +31,8 @@ def read_stream(
         "failOnDataLoss": "false",
         # A sender may schedule inside its own transaction.
         "kafka.isolation.level": "read_committed" if committed_only else "read_uncommitted",
+        # A reader creates nothing, least of all a topic that is just being deleted.
+        "kafka.allow.auto.create.topics": "false",
         # An idle fetch waits this long at the broker; one with data does not wait.
         "kafka.fetch.max.wait.ms": "100",
     }
@@ -58,6 +60,7 @@ def read_ranges(
         "endingOffsets": json.dumps(end),
         "includeHeaders": "true",
         "failOnDataLoss": str(all_there).lower(),
+        "kafka.allow.auto.create.topics": "false",
         # The last fetch of a range has nothing to wait for: the default of 500 ms is most of a
         # window's planning.
         "kafka.fetch.max.wait.ms": "20",
