@@ -131,7 +131,7 @@ class Settings(BaseSettings):
         description="Where the streaming queries keep their offsets: a directory, or a URL of a "
         "file system that Spark knows (hdfs:, s3a:); `duetime up` keeps them in its data directory",
     )
-    driver_memory: str = Field("1g", description="Heap of Spark's driver JVM")
+    driver_memory: str = Field("2g", description="Heap of Spark's driver JVM")
     spark_properties: dict[str, str] = Field(
         default_factory=dict, description="Further Spark properties, over duetime's own"
     )
