@@ -148,6 +148,11 @@ def lane_wait_ms(ladder: Ladder, lane_number: Column) -> Column:
     return F.get(waits, lane_number)
 
 
+def source() -> Column:
+    """Where a record was read, `topic/partition/offset`, as a rejected one names it."""
+    return F.concat_ws("/", "topic", "partition", "offset")
+
+
 def record_bytes(key: Column, value: Column, headers: Column) -> Column:
     """Size of a record in bytes: key, value, and each header's name, value and framing."""
     each = F.transform(

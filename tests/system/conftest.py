@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.conftest import small_settings
 
 from duetime.admin import create_topics
 from duetime.clock import SystemClock
-from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.local.jars import pipeline_jars
 from duetime.message import DUE_AT_MS, DUE_ID
@@ -149,21 +149,11 @@ class Live:
 
 def fresh_settings(bootstrap, directory):
     """Settings with a namespace of its own, a small wheel, and a rescue that looks often."""
-    name = f"s{uuid.uuid4().hex[:8]}"
-    return Settings(
-        bootstrap=bootstrap,
-        namespace=name,
-        airtel_topic=f"{name}.in.airtel",
-        countdown_topic=f"{name}.in.countdown",
-        scheduler_topic=f"{name}.in.scheduler",
-        wheel_slots=16,
-        wheel_levels=3,
-        lead_ms=1_000,
+    return small_settings(
+        bootstrap,
         rescue_every_ms=2_000,
         retry_attempts=2,
         retry_backoff_ms=200,
-        # What arrives is asked here; how punctually, by the benchmarks.
-        warm_up_seconds=0,
         checkpoint=directory.as_uri(),
     )
 

@@ -1,7 +1,6 @@
 """`duetime run` as a process of its own: down, stopped, killed, and started again."""
 
 import os
-import signal
 import sys
 import time
 import uuid
@@ -19,6 +18,7 @@ from confluent_kafka.admin import (
 )
 
 from duetime.admin import create_topics
+from duetime.bench import crash
 from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
 from duetime.local.process import GuardedProcess
@@ -62,7 +62,7 @@ def written(live, directory):
 def kill(process):
     """End Python and its JVM at once, as the kernel or a power cut would."""
     if process.running:
-        os.killpg(process.pid, signal.SIGKILL)
+        crash.kill(process.pid)
     process.kill()
 
 

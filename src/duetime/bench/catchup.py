@@ -6,6 +6,7 @@ to Kafka, and then a release starts and finds them: the same records, in the sam
 after the other, each from its start to the last append.
 """
 
+from contextlib import closing
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
@@ -62,15 +63,13 @@ def _warm_up(spark: SparkSession, settings: Settings, plan: LoadPlan) -> None:
     sent = fill(settings, replace(plan, destinations=(topic,)))
     wait_until(sent.last_due_ms + settings.wheel_tick_ms, SystemClock().now_ms())
     say("warming up ...")
-    store, turn = KafkaStore(settings), Turn(spark, settings, Written(spark, settings))
-    try:
+    with closing(KafkaStore(settings)) as store, closing(Written(spark, settings)) as written:
+        turn = Turn(spark, settings, written)
         ranges = store.overdue(SystemClock().now_ms())
         for _ in range(WARM_ROUNDS):
             write_batch(plain(read_ranges(spark, settings, ranges), topic), settings)
             turn(ranges)
         store.settle(ranges)
-    finally:
-        store.close()
 
 
 def _run(spark: SparkSession, settings: Settings, plan: LoadPlan, name: str) -> Pace:
@@ -103,18 +102,15 @@ def _released(
     spark: SparkSession, settings: Settings, store: KafkaStore, topic: str, messages: int
 ) -> int:
     """Messages a second, from the start of a release to the last append."""
-    release = Release(
-        settings=settings,
-        store=store,
-        turn=Turn(spark, settings, Written(spark, settings)),
-        clock=SystemClock(),
-    )
+    with closing(Written(spark, settings)) as written:
+        turn = Turn(spark, settings, written)
+        release = Release(settings=settings, store=store, turn=turn, clock=SystemClock())
 
-    def begin() -> None:
-        release.rescue_once()
-        release.start()
+        def begin() -> None:
+            release.rescue_once()
+            release.start()
 
-    try:
-        return pace_from_start(Appends(settings, [topic]), messages, begin)
-    finally:
-        release.stop()
+        try:
+            return pace_from_start(Appends(settings, [topic]), messages, begin)
+        finally:
+            release.stop()

@@ -10,6 +10,7 @@ import typer
 
 from duetime.bench.display import show
 from duetime.bench.load import LoadPlan
+from duetime.bench.report import COUNTS
 from duetime.bench.result import summed_up
 from duetime.bench.testbed import testbed
 from duetime.clock import parse_duration
@@ -30,9 +31,6 @@ AsJson = Annotated[
 Messages = Annotated[int, typer.Option(min=1, help="How many messages.")]
 ValueBytes = Annotated[int, typer.Option(min=100, help="Size of each message's value.")]
 Runs = Annotated[int, typer.Option(min=1, help="Repeat, and show medians and their spread.")]
-
-#: Of several runs these are added up, and all other figures are medians.
-COUNTED = ("sent", "delivered", "lost", "duplicated", "early")
 
 
 @app.command()
@@ -62,7 +60,8 @@ def lateness(  # noqa: PLR0913 (a command's options)
     )
     with testbed(kafka) as settings:
         done = run(settings, plan, runs, warm_up)
-    result = summed_up([each.figures() for each in done], summed=COUNTED)
+    # Counts are added up, and all other figures are medians.
+    result = summed_up([each.figures() for each in done], summed=COUNTS)
     if timeline:
         result["timeline"] = [asdict(second) for second in done[-1].seconds]
     show("lateness", result, as_json=as_json)

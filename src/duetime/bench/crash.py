@@ -14,13 +14,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from duetime.bench.appends import Appends
-from duetime.bench.load import LoadPlan, start_load
-from duetime.bench.report import Report, measure
+from duetime.bench.load import LoadPlan, revealed, start_load
+from duetime.bench.report import COUNTS, Report, measure
 from duetime.bench.say import say
 from duetime.bench.testbed import create_destinations
 from duetime.config import Settings
@@ -47,11 +47,9 @@ class Crashes:
 
     def figures(self) -> dict[str, int | float | None]:
         """The result as it is shown."""
-        known = ("sent", "delivered", "lost", "duplicated", "early")
-        counts = {name: value for name, value in asdict(self.report).items() if name in known}
         return {
             "kills": self.kills,
-            **counts,
+            **{name: getattr(self.report, name) for name in COUNTS},
             "recovery_s_p50": round(median(self.recoveries_s), 1) if self.recoveries_s else None,
             "recovery_s_max": round(max(self.recoveries_s, default=0.0), 1),
         }
@@ -101,27 +99,24 @@ def killed_pipeline(settings: Settings) -> Iterator[None]:
         if process.poll() is not None:
             raise DuetimeError("the pipeline ended by itself: its words are above")
     finally:
-        kill(process)
+        kill(process.pid)
+        process.wait()
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
+def kill(pid: int) -> None:
     """End the process and its children at once, as a power cut would."""
-    for pid in [*_children(process.pid), process.pid]:
+    for each in [*_children(pid), pid]:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
+            os.kill(each, signal.SIGKILL)
 
 
 def environment(settings: Settings) -> dict[str, str]:
     """The settings as environment variables."""
-    given = settings.model_dump(mode="json", exclude_unset=True, exclude={"sasl_password"})
-    named = {
+    return {
         f"DUETIME_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
-        for name, value in given.items()
+        for name, value in revealed(settings).items()
+        if value is not None
     }
-    if settings.sasl_password:
-        named["DUETIME_SASL_PASSWORD"] = settings.sasl_password.get_secret_value()
-    return named
 
 
 def _first_arrival_s(arrived: Appends, life_s: float) -> list[float]:

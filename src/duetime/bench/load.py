@@ -94,13 +94,13 @@ def start_load(settings: Settings, plan: LoadPlan) -> Load:
     )
     if process.stdin:
         with process.stdin as pipe:
-            json.dump({"settings": _revealed(settings), "plan": asdict(plan)}, pipe)
+            json.dump({"settings": revealed(settings), "plan": asdict(plan)}, pipe)
         process.stdin = None
     return Load(process)
 
 
-def _revealed(settings: Settings) -> dict[str, Any]:
-    """The settings as JSON, the password readable: only for a pipe to our own process."""
+def revealed(settings: Settings) -> dict[str, Any]:
+    """The settings as JSON, the password readable: only for a process of our own."""
     password = settings.sasl_password
     return settings.model_dump(mode="json") | {
         "sasl_password": password.get_secret_value() if password else None

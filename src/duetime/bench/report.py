@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from duetime.bench.reader import Arrivals, read_arrivals
 from duetime.config import Settings
 
+#: The figures of a report that are counts of messages.
+COUNTS = ("sent", "delivered", "lost", "duplicated", "early")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:

@@ -6,6 +6,7 @@ Thousands of other due times walk in arithmetic alone.
 """
 
 import random
+from contextlib import closing
 from dataclasses import dataclass
 
 from confluent_kafka import Producer
@@ -96,18 +97,16 @@ def _really(spark: SparkSession, settings: Settings, due_ms: int) -> Walk:
     """The walk of one message through Kafka and Spark."""
     (topic,) = create_destinations(settings, ["arrived"])
     _take_in(spark, settings, topic, due_ms)
-    store, slots, ahead_ms = KafkaStore(settings), [], 0
-    try:
+    slots, ahead_ms = [], 0
+    with closing(KafkaStore(settings)) as store, closing(Written(spark, settings)) as written:
         while slot := _waiting_in(settings, store, ahead_ms):
             say(f"level {slot.level}, slot {slot.number}")
             slots.append(slot)
             ahead_ms = settings.wheel.closes_at_ms(slot, settings.lead_ms) - SystemClock().now_ms()
             ranges = store.due(slot)
             with clock_ahead(ahead_ms):
-                Turn(spark, settings, Written(spark, settings))(ranges)
+                Turn(spark, settings, written)(ranges)
             store.settle(ranges)
-    finally:
-        store.close()
     (late_ms,) = read_arrivals(settings, [topic]).late_ms
     return Walk(slots=slots, late_ms=late_ms + ahead_ms)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from duetime.bench.appends import Appends
 from duetime.bench.load import LoadPlan, Sent, start_load
 from duetime.bench.reader import read_arrivals
-from duetime.bench.report import Report, report
+from duetime.bench.report import COUNTS, Report, report
 from duetime.bench.testbed import create_destinations, testbed
 from duetime.cli.display import console, histogram
 from duetime.cli.logs import begin_log
@@ -45,8 +45,6 @@ SAY_S = 3.0
 #: Upper ends of the rows of the lateness histogram, in ms.
 LATENESS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 
-
-COUNTS = ("sent", "delivered", "lost", "duplicated", "early")
 
 LATENESSES = ("lateness p50", "p99", "max")
 

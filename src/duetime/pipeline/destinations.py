@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
 
 from confluent_kafka import KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType
@@ -27,6 +26,7 @@ from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.envelopes import Refusal, first_refusal
 from duetime.errors import Reason
+from duetime.pipeline.jvm import jvm
 from duetime.topics import OVERHEAD_BYTES
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Destinations:
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._settings = settings
-        self._system = _system(spark)
+        self._jvm = jvm(spark)
         properties = librdkafka_properties(settings)
         self._admin = AdminClient(properties)
         # The question of a client that may create topics creates them, where brokers do so.
@@ -179,12 +179,12 @@ class Destinations:
         }
         if changed:
             # One call for all of them.
-            table = self._system.java.util.Properties()
+            table = self._jvm.java.util.Properties()
             text = "\n".join(f"{name}={said}" for name, said in changed.items())
-            table.load(self._system.java.io.StringReader(text))
-            self._system.java.lang.System.getProperties().putAll(table)
+            table.load(self._jvm.java.io.StringReader(text))
+            self._jvm.java.lang.System.getProperties().putAll(table)
         # Last: from now on a topic without a property is unknown.
-        self._system.java.lang.System.setProperty(prefix, UNKNOWN)
+        self._jvm.java.lang.System.setProperty(prefix, UNKNOWN)
         self._published = known
 
 
@@ -240,7 +240,3 @@ def _system_property(name: Column, default: Column) -> Column:
     return F.call_function(
         "java_method", F.lit("java.lang.System"), F.lit("getProperty"), name, default
     )
-
-
-def _system(spark: SparkSession) -> Any:  # noqa: ANN401 (py4j's view of the JVM has no type)
-    return spark.sparkContext._jvm  # noqa: SLF001 (PySpark's only way to its JVM)

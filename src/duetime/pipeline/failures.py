@@ -29,11 +29,16 @@ from duetime.message import (
 )
 from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.kafka import write_batch
-from duetime.pipeline.routing import Routes, Waiting, waiting_record
-from duetime.pipeline.written import Scope, Written, scope, source
-
-#: The headers that the failing put on top: the reason and its detail.
-SAID = 2
+from duetime.pipeline.routing import (
+    Routes,
+    Waiting,
+    detail,
+    reason,
+    routed,
+    waiting_record,
+    without_reason,
+)
+from duetime.pipeline.written import Written, identified, scope_of_waiting
 
 #: Reasons that no retry will change.
 FINAL = (Reason.EXPIRED,)
@@ -46,24 +51,17 @@ def failures(
     last: int | None = None
 
     def handle(batch: DataFrame, number: int) -> None:
-        message = waiting_record()
-        found = scope(batch, F.when(message.is_whole, message.topic))
+        found = scope_of_waiting(batch)
         if found is None:
             return
         destinations.look_for(found.destinations)
         # The first batch may have been begun before a crash, and a batch that failed is repeated.
         nonlocal last
         again, last = last in (None, number), number
-        left = _not_gone_on(batch, written, found) if again else batch
+        left = written.without(identified(batch), found) if again else batch
         write_batch(judged(left, settings), settings)
 
     return handle
-
-
-def _not_gone_on(batch: DataFrame, written: Written, scope: Scope) -> DataFrame:
-    name = F.coalesce(waiting_record().id, source())
-    records = batch.select("*", name.alias("id"), F.lit(False).alias("is_cancel"))
-    return written.without(records, scope)
 
 
 def judged(failed: DataFrame, settings: Settings) -> DataFrame:
@@ -71,22 +69,19 @@ def judged(failed: DataFrame, settings: Settings) -> DataFrame:
     routes, now = Routes(settings), F.col("now")
     message = waiting_record()
     known = failed.select("*", *_failure()).select("*", *_retry(settings), now_ms().alias("now"))
-    why = F.when(F.col("reason") == str(Reason.UNKNOWN_TOPIC), routes.obstacle(message, now))
+    was_unknown = F.col("reason") == str(Reason.UNKNOWN_TOPIC)
+    why = F.when(was_unknown, routes.obstacle(message, now))
     again = _again(message)
     soon = again.due_ms - now < settings.horizon_ms
-    found = (F.col("reason") == str(Reason.UNKNOWN_TOPIC)) & F.col("why").isNull()
+    found = was_unknown & F.col("why").isNull()
     to = (
         F.when(~message.is_whole, routes.rejected(F.lit(str(Reason.UNREADABLE)), _foreign()))
-        .when(found, routes.destination(_without_reason(message)))
-        .when(_is_over(message), routes.dead(message, _last_words()))
+        .when(found, routes.destination(without_reason(message)))
+        .when(_is_over(message), routes.dead(without_reason(message), _last_words()))
         .when(soon, routes.lane(again, now))
         .otherwise(routes.wheel(again, now))
     )
-    return known.select("*", why.alias("why")).select(to.alias("to")).select("to.*")
-
-
-def _reason() -> Column:
-    return F.get("headers", F.size("headers") - SAID)["value"].cast("string")
+    return routed(known, why, to)
 
 
 def _failure() -> list[Column]:
@@ -94,7 +89,7 @@ def _failure() -> list[Column]:
     state = waiting_text(F.col("headers"), DUE_STATE)
     last_ms = F.unix_millis("timestamp")
     return [
-        _reason().alias("reason"),
+        reason().alias("reason"),
         (F.coalesce(state_number(state, "attempts"), F.lit(0)) + 1).alias("attempts"),
         F.coalesce(state_number(state, "failed"), last_ms).alias("first_ms"),
         last_ms.alias("last_ms"),
@@ -139,29 +134,23 @@ def _again(message: Waiting) -> Waiting:
         failed=F.col("first_ms"),
     )
     at = WAITING_HEADERS.index(DUE_STATE)
-    bare = _without_reason(message).headers
+    bare = without_reason(message).headers
     headers = F.concat(
         F.slice(bare, 1, at), F.array(header(DUE_STATE, state)), F.slice(bare, at + 2, F.size(bare))
     )
     return replace(message, due_ms=F.col("retry_ms"), headers=headers)
 
 
-def _without_reason(message: Waiting) -> Waiting:
-    bare = F.slice(message.headers, 1, F.greatest(F.size(message.headers) - SAID, F.lit(0)))
-    return replace(message, headers=bare)
-
-
 def _last_words() -> Column:
     """The headers that a dead letter has on top of the sender's own."""
     message = waiting_record()
-    detail = F.get("headers", F.size("headers") - 1)["value"]
     return F.array(
         header(DUE_TOPIC, message.topic),
         header(DUE_PARTITION, message.partition),
         header(DUE_AT_MS, waiting_text(message.headers, DUE_AT_MS)),
         header(DUE_ID, message.id),
         header(DUE_ERROR, F.col("reason")),
-        header(DUE_ERROR_DETAIL, detail),
+        header(DUE_ERROR_DETAIL, detail()),
         header(DUE_ATTEMPTS, F.col("attempts")),
         header(DUE_FAILED_FIRST_MS, F.col("first_ms")),
         header(DUE_FAILED_LAST_MS, F.col("last_ms")),

@@ -14,6 +14,7 @@ from duetime.columns import (
     message_id,
     now_ms,
     record_bytes,
+    source,
     state_text,
     waiting_headers,
     wheel_level,
@@ -45,8 +46,7 @@ from duetime.message import (
     UNIQUE_PATTERN,
 )
 from duetime.pipeline.kafka import read_stream
-from duetime.pipeline.routing import PARTITION_PATTERN, Routes, Waiting
-from duetime.pipeline.written import source
+from duetime.pipeline.routing import PARTITION_PATTERN, Routes, Waiting, routed
 from duetime.topics import TopicNames
 
 
@@ -84,8 +84,8 @@ class Intake:
         self._understood = asked.alias("asked"), now_ms().alias("now")
         self._refused = refused.alias("refused")
         self._identity = _identity(message)
-        self._why = _obstacle(message, settings).alias("why")
-        self._to = _place(message, settings).alias("to")
+        self._why = _obstacle(message, settings)
+        self._to = _place(message, settings)
 
     def rows(self, records: DataFrame) -> DataFrame:
         """Rows for the Kafka sink."""
@@ -105,14 +105,18 @@ class Intake:
 
     def routed(self, judged: DataFrame) -> DataFrame:
         """Rows for the sink: topic, partition, key, value, headers."""
-        return judged.select("*", self._why).select(self._to).select("to.*")
+        return routed(judged, self._why, self._to)
 
 
 def _identity(message: Waiting) -> tuple[Column, Column]:
     refused = F.col("refused").isNotNull()
     name = F.when(refused, source()).otherwise(message.id)
-    is_cancel = ~refused & F.coalesce(F.col("asked.operation") == CANCEL, F.lit(False))
-    return name.alias("id"), is_cancel.alias("is_cancel")
+    return name.alias("id"), (~refused & asks_to_cancel()).alias("is_cancel")
+
+
+def asks_to_cancel() -> Column:
+    """Whether an understood record is a cancel, taken or refused."""
+    return F.coalesce(F.col("asked.operation") == CANCEL, F.lit(False))
 
 
 def _obstacle(message: Waiting, settings: Settings) -> Column:
@@ -131,8 +135,7 @@ def _place(message: Waiting, settings: Settings) -> Column:
             F.col("refused").isNotNull(),
             routes.rejected(F.col("refused.reason"), F.col("refused.detail")),
         )
-        .when(F.col("why").isNotNull(), routes.failed(message, F.col("why")))
-        .when(remaining <= 0, routes.destination(message))
+        .when(remaining <= 0, routes.sent(message))
         .when(soon, routes.lane(message, now))
         .otherwise(routes.wheel(message, now))
     )
@@ -174,7 +177,7 @@ def _refusals(settings: Settings) -> list[Refusal]:
     """What is wrong in any envelope, in the order of the checks."""
     asked, now = F.col("asked"), F.col("now")
     topic, due_ms, unique = asked["topic"], asked["due_ms"], asked["unique"]
-    is_cancel = F.coalesce(asked["operation"] == CANCEL, F.lit(False))
+    is_cancel = asks_to_cancel()
     size = record_bytes(asked["key"], asked["value"], asked["headers"])
     internal = topic.startswith(f"{settings.namespace}.") | topic.startswith("__")
     warming = topic == TopicNames(settings).warmup

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from subprocess import PIPE
-from typing import IO
+from typing import IO, Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
@@ -28,10 +28,14 @@ def start_jvm(conf: SparkConf) -> None:
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 (PySpark's only way)
 
 
+def jvm(spark: SparkSession) -> Any:  # noqa: ANN401 (py4j's view of the JVM has no type)
+    """The driver's JVM, for what Spark's Python has no words for."""
+    return spark.sparkContext._jvm  # noqa: SLF001 (PySpark's only way to its JVM)
+
+
 def jvm_pid(spark: SparkSession) -> int:
     """The process id of the driver's JVM."""
-    jvm = spark.sparkContext._jvm  # noqa: SLF001 (PySpark's only way to its JVM)
-    return int(jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
+    return int(jvm(spark).java.lang.ProcessHandle.current().pid())
 
 
 def _pass_on(words: IO[bytes]) -> None:

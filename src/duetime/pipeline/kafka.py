@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from duetime.config import Settings
 from duetime.connection import spark_properties
@@ -110,27 +110,24 @@ def start_micro_batches(
     records: DataFrame, handle: Callable[[DataFrame, int], None], settings: Settings, name: str
 ) -> StreamingQuery:
     """Start a query that handles a batch every second, if there is one."""
-    return (
-        records.writeStream.foreachBatch(handle)
-        .option("checkpointLocation", f"{settings.checkpoint}/{name}")
-        .queryName(name)
-        .trigger(processingTime="1 second")
-        .start()
-    )
+    batches = _batches(records, handle, settings, name)
+    return batches.queryName(name).trigger(processingTime="1 second").start()
 
 
 def handle_what_is_there(
     records: DataFrame, handle: Callable[[DataFrame, int], None], settings: Settings, name: str
 ) -> None:
     """Go on with a query from its last commit, as batches, up to the present end of its topics."""
-    query = (
-        records.writeStream.foreachBatch(handle)
-        .option("checkpointLocation", f"{settings.checkpoint}/{name}")
-        .queryName(f"{name} (recover)")
-        .trigger(availableNow=True)
-        .start()
-    )
+    batches = _batches(records, handle, settings, name)
+    query = batches.queryName(f"{name} (recover)").trigger(availableNow=True).start()
     query.awaitTermination()
+
+
+def _batches(
+    records: DataFrame, handle: Callable[[DataFrame, int], None], settings: Settings, name: str
+) -> DataStreamWriter:
+    checkpoint = f"{settings.checkpoint}/{name}"
+    return records.writeStream.foreachBatch(handle).option("checkpointLocation", checkpoint)
 
 
 def write_batch(rows: DataFrame, settings: Settings) -> None:

@@ -11,7 +11,7 @@ from duetime.columns import lane_wait_ms, now_ms, slept_until
 from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.pipeline.kafka import read_stream
-from duetime.pipeline.routing import Routes, waiting_record
+from duetime.pipeline.routing import Routes, routed, waiting_record
 from duetime.topics import TopicNames
 
 
@@ -49,14 +49,8 @@ def looked_at_again(records: DataFrame, settings: Settings) -> DataFrame:
                 F.lit(str(Reason.UNREADABLE)), F.lit("no record of a lane: who wrote it?")
             ),
         )
-        .when(F.col("why").isNotNull(), routes.failed(message, F.col("why")))
-        .when(message.due_ms <= now, routes.destination(message))
+        .when(message.due_ms <= now, routes.sent(message))
         .otherwise(routes.lane(message, now))
     )
     why = F.when(~unreadable & (message.due_ms <= now), routes.obstacle(message, now))
-    return (
-        records.select("*", now_ms().alias("after"))
-        .select("*", why.alias("why"))
-        .select(to.alias("to"))
-        .select("to.*")
-    )
+    return routed(records.select("*", now_ms().alias("after")), why, to)

@@ -10,12 +10,10 @@ from pyspark.sql import functions as F
 
 from duetime.columns import message_id, now_ms
 from duetime.config import Settings
-from duetime.message import CANCEL
-from duetime.pipeline.intake import Intake, intake_records
+from duetime.pipeline.intake import Intake, asks_to_cancel, intake_records
 from duetime.pipeline.kafka import handle_what_is_there, write_batch
 from duetime.pipeline.lanes import lane_records, looked_at_again
-from duetime.pipeline.routing import waiting_record
-from duetime.pipeline.written import Written, scope, source
+from duetime.pipeline.written import Written, identified, scope, scope_of_waiting
 
 
 def recover_intake(
@@ -44,11 +42,8 @@ def recover_lanes(spark: SparkSession, settings: Settings, written: Written) -> 
     """Look again at what is in lanes, without what has left them."""
 
     def handle(batch: DataFrame, _number: int) -> None:
-        message = waiting_record()
-        name = F.coalesce(message.id, source())
-        records = batch.select("*", name.alias("id"), F.lit(False).alias("is_cancel"))
-        if found := scope(records, F.when(message.is_whole, message.topic)):
-            left = written.without(records, found)
+        if found := scope_of_waiting(batch):
+            left = written.without(identified(batch), found)
             write_batch(looked_at_again(left, settings), settings)
 
     handle_what_is_there(lane_records(spark, settings), handle, settings, "lanes")
@@ -58,8 +53,7 @@ def _without_cancelled(left: DataFrame, asked: DataFrame, settings: Settings) ->
     """Without messages that nobody finds because their cancel was heard: both are freed then."""
     # By its time a cancel was taken, though it would be refused as too late by now.
     in_time = F.unix_millis("timestamp") + settings.horizon_ms <= F.col("asked.due_ms")
-    is_cancel = F.coalesce(F.col("asked.operation") == CANCEL, F.lit(False))
-    cancels = asked.where(is_cancel & in_time).select(
+    cancels = asked.where(asks_to_cancel() & in_time).select(
         message_id(F.col("asked.due_ms"), F.col("asked.unique")).alias("id")
     )
     past = F.col("left.asked.due_ms") <= F.col("left.now") + settings.horizon_ms

@@ -4,9 +4,9 @@ Every function gives a struct<topic,partition,key,value,headers>. Pure columns: 
 here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from duetime.columns import (
@@ -15,6 +15,7 @@ from duetime.columns import (
     header,
     lane,
     record_bytes,
+    source,
     state_number,
     waiting_text,
     wheel_level,
@@ -40,6 +41,9 @@ from duetime.topics import OVERHEAD_BYTES, TopicNames
 
 #: A destination's partition; a cluster has no more than some hundred thousand.
 PARTITION_PATTERN = rf"^[0-9]{{1,6}}{END}"
+
+#: How many headers `Routes.failed` puts on top: the reason and its detail.
+SAID = 2
 
 #: The columns of a Kafka sink.
 SINK = ("topic", "partition", "key", "value", "headers")
@@ -99,6 +103,27 @@ def waiting_record() -> Waiting:
     )
 
 
+def routed(records: DataFrame, why: Column, to: Column) -> DataFrame:
+    """Rows for the sink: each to its place, which may depend on the column `why`."""
+    return records.select("*", why.alias("why")).select(to.alias("to")).select("to.*")
+
+
+def reason() -> Column:
+    """Of a record of the failed topic, why it is there."""
+    return F.get("headers", F.size("headers") - SAID)["value"].cast("string")
+
+
+def detail() -> Column:
+    """The same as a sentence, in UTF-8."""
+    return F.get("headers", F.size("headers") - SAID + 1)["value"]
+
+
+def without_reason(message: Waiting) -> Waiting:
+    """A record of the failed topic as it waited before."""
+    own = F.greatest(F.size(message.headers) - SAID, F.lit(0))
+    return replace(message, headers=F.slice(message.headers, 1, own))
+
+
 class Routes:
     """The places a message can be sent to under these settings."""
 
@@ -139,22 +164,23 @@ class Routes:
             is_expired=message.expires_ms < now,
         )
 
+    def sent(self, message: Waiting) -> Column:
+        """To its destination, or where the column `why` has an obstacle, to what has failed."""
+        why = F.col("why")
+        return F.when(why.isNotNull(), self.failed(message, why)).otherwise(
+            self.destination(message)
+        )
+
     def failed(self, message: Waiting, why: Column) -> Column:
         """To the topic of what could not be delivered: as it waited, with the reason on top."""
         said = F.array(header(DUE_ERROR, why["reason"]), header(DUE_ERROR_DETAIL, why["detail"]))
-        nowhere = F.lit(None).cast("int")
         headers = F.concat(message.headers, said)
-        return _row(message, F.lit(self._names.failed), nowhere, headers)
+        return _row(message, F.lit(self._names.failed), F.lit(None), headers)
 
     def dead(self, message: Waiting, last_words: Column) -> Column:
-        """To the dead letters: the sender's key, value and headers, and what became of it on top.
-
-        `message` is a record of the failed topic: its headers end with the reason.
-        """
-        own = F.size(message.headers) - len(WAITING_HEADERS) - 2
-        sender = F.slice(message.headers, len(WAITING_HEADERS) + 1, F.greatest(own, F.lit(0)))
-        nowhere = F.lit(None).cast("int")
-        return _row(message, F.lit(self._names.dead), nowhere, F.concat(sender, last_words))
+        """To the dead letters: the sender's own, and what became of it on top."""
+        own = F.slice(message.headers, len(WAITING_HEADERS) + 1, F.size(message.headers))
+        return _row(message, F.lit(self._names.dead), F.lit(None), F.concat(own, last_words))
 
     def rejected(self, reason: Column, detail: Column) -> Column:
         """The raw record, untouched, with the reason in its headers.
@@ -163,11 +189,10 @@ class Routes:
         """
         headers = F.coalesce(F.col("headers"), F.array().cast(HEADERS_TYPE))
         fits = record_bytes(F.col("key"), F.col("value"), headers) <= self._room
-        source = F.concat_ws("/", "topic", "partition", "offset")
         said = F.array(
             header(DUE_ERROR, reason),
             header(DUE_ERROR_DETAIL, detail),
-            header(DUE_ERROR_SOURCE, source),
+            header(DUE_ERROR_SOURCE, source()),
         )
         return F.struct(
             F.lit(self._names.rejected).alias("topic"),

@@ -58,7 +58,6 @@ MOST_RESTART_S = 120.0
 #: A query that ran so long has recovered from what ailed it, in seconds.
 WELL_S = 60.0
 
-
 #: The queries whose topics are ours alone: what is read and committed is of no more use.
 FREED = ("lanes", "failures")
 

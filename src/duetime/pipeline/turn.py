@@ -15,12 +15,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import Window as W
 from pyspark.sql import functions as F
 
-from duetime.columns import now_ms, slept_until
+from duetime.columns import now_ms, slept_until, source
 from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.message import LATEST_MS
 from duetime.pipeline.kafka import read_ranges, write_batch
-from duetime.pipeline.routing import Routes, waiting_record
+from duetime.pipeline.routing import Routes, routed, waiting_record
 from duetime.pipeline.written import Scope, Written
 from duetime.stores import OffsetRange
 
@@ -44,8 +44,8 @@ class Turn:
         self._nth = _nth_of_its_id()
         self._now = now_ms().alias("now")
         self._paced = _paced()
-        self._why = _obstacle(settings).alias("why")
-        self._next = _next_place(settings).alias("to")
+        self._why = _obstacle(settings)
+        self._to = _next_place(settings)
 
     def __call__(self, ranges: Sequence[OffsetRange]) -> None:
         """Empty these ranges; returns when everything is acknowledged.
@@ -73,9 +73,7 @@ class Turn:
             .sortWithinPartitions(_turn_of_each(), *ARRIVAL)
             .select("*", self._now)
             .where(self._paced)
-            .select("*", self._why)
-            .select(self._next)
-            .select("to.*")
+            .transform(routed, self._why, self._to)
         )
 
     def _without_duplicates_and_cancelled(self, records: DataFrame) -> DataFrame:
@@ -92,11 +90,10 @@ def _destinations(records: DataFrame) -> list[str]:
 def _readable() -> list[Column]:
     """due_ms, id, taken_ms and is_cancel; none of duetime's is due at 0 and not `known`."""
     message = waiting_record()
-    place = F.concat_ws("/", "topic", "partition", "offset")
     known = message.is_whole
     return [
         F.when(known, message.due_ms).otherwise(0).alias("due_ms"),
-        F.when(known, message.id).otherwise(place).alias("id"),
+        F.when(known, message.id).otherwise(source()).alias("id"),
         message.taken_ms.alias("taken_ms"),
         (known & message.is_cancel).alias("is_cancel"),
         known.alias("known"),
@@ -143,6 +140,5 @@ def _next_place(settings: Settings) -> Column:
     return (
         F.when(~F.col("known"), why)
         .when(F.col("later"), routes.wheel(message, F.col("now")))
-        .when(F.col("why").isNotNull(), routes.failed(message, F.col("why")))
-        .otherwise(routes.destination(message))
+        .otherwise(routes.sent(message))
     )

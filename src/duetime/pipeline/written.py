@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from duetime.columns import header_map, header_text
+from duetime.columns import header_map, header_text, source
 from duetime.config import Settings
 from duetime.message import DUE_ERROR_SOURCE, DUE_ID, DUE_TOPIC
 from duetime.pipeline.kafka import read_ranges
+from duetime.pipeline.routing import waiting_record
 from duetime.stores import OffsetRange
 from duetime.stores.offsets import Offsets, Unreadable
+from duetime.stores.places import Place
 from duetime.topics import TopicNames
 
 log = logging.getLogger(__name__)
@@ -90,6 +92,7 @@ class Written:
         own = self._appended(self._own_topics(), since_ms)
         own_ids = self._read(own, ()).localCheckpoint() if own else None
         theirs = self._appended(destinations, since_ms)
+        self._tell_removed(theirs)
         log.info(
             "reading back records=%d partitions=%d since_ms=%d",
             sum(each.count for each in own + theirs),
@@ -121,25 +124,28 @@ class Written:
 
     def _appended(self, topics: Sequence[str], since_ms: int) -> list[OffsetRange]:
         """The ranges of these topics that were appended since; of those that can be read."""
-        return [each for topic in topics for each in self._appended_to(topic, since_ms)]
-
-    def _appended_to(self, topic: str, since_ms: int) -> list[OffsetRange]:
-        try:
-            places = self._offsets.readable_places(topic)
-            ends, starts = self._offsets.ends(places), self._offsets.starts(places)
-            firsts = self._offsets.first_since(dict.fromkeys(places, since_ms))
-        except Unreadable as error:
-            self._tell(topic, str(error))
-            return []
-        if topic not in self._own_topics() and any(
-            0 < starts[place] == first for place, first in firsts.items()
-        ):
-            self._tell(topic, "its retention is shorter than the interruption was")
+        places = [place for topic in topics for place in self._readable(topic)]
+        ends = self._offsets.ends(places)
+        firsts = self._offsets.first_since(dict.fromkeys(places, since_ms))
         return [
             OffsetRange(*place, first, ends[place])
             for place, first in firsts.items()
             if first is not None and first < ends[place]
         ]
+
+    def _readable(self, topic: str) -> list[Place]:
+        try:
+            return self._offsets.readable_places(topic)
+        except Unreadable as error:
+            self._tell(topic, str(error))
+            return []
+
+    def _tell_removed(self, ranges: Sequence[OffsetRange]) -> None:
+        """Of destinations: whose first record is the first there is may have had others before."""
+        starts = self._offsets.starts([(each.topic, each.partition) for each in ranges])
+        for each in ranges:
+            if 0 < starts[each.topic, each.partition] == each.start:
+                self._tell(each.topic, "its retention is shorter than the interruption was")
 
     def _tell(self, topic: str, why: str) -> None:
         if topic not in self._told:
@@ -161,9 +167,16 @@ def scope(records: DataFrame, destination: Column) -> Scope | None:
     )
 
 
-def source() -> Column:
-    """Where a record is, as a rejected one names it."""
-    return F.concat_ws("/", "topic", "partition", "offset")
+def scope_of_waiting(records: DataFrame) -> Scope | None:
+    """The same for records as they wait: of lanes, or of the failed topic."""
+    message = waiting_record()
+    return scope(records, F.when(message.is_whole, message.topic))
+
+
+def identified(records: DataFrame) -> DataFrame:
+    """Adds to such records `id`, for what is none of duetime's the place, and `is_cancel`: no."""
+    name = F.coalesce(waiting_record().id, source())
+    return records.select("*", name.alias("id"), F.lit(False).alias("is_cancel"))
 
 
 def _is_behind() -> Column:

@@ -30,8 +30,11 @@ class KafkaStore:
         self._places = WheelPlaces(settings)
         self._offsets = Offsets(settings, TopicNames(settings).release_group)
         self._reader = WheelReader(settings, self._offsets)
-        self._settled = self._load()
-        self._begun = self._load_begun()
+        notes = self._offsets.notes(self._places.all())
+        self._settled = self._load(notes)
+        #: What the last run had taken up and not settled, and since when. Another tool may have
+        #: written any note when it set the offset.
+        self._begun = {place: int(note) for place, note in notes.items() if note.isdecimal()}
         self._claimed: set[Place] = set()
         self._lock = threading.Lock()
 
@@ -101,7 +104,7 @@ class KafkaStore:
         """Every partition of the wheel."""
         return self._places.all()
 
-    def _load(self) -> dict[Place, int]:
+    def _load(self, notes: Mapping[Place, str]) -> dict[Place, int]:
         """Where each partition goes on.
 
         Committed anew, because offsets expire that are not, and where nothing is yet: so what
@@ -109,16 +112,10 @@ class KafkaStore:
         """
         places = self._places.all()
         committed, starts = self._offsets.committed(places), self._offsets.starts(places)
-        self._offsets.commit(starts | committed, self._offsets.notes(places))
+        self._offsets.commit(starts | committed, notes)
         self._offsets.delete_before(committed)
         _tell_removed(committed, starts)
         return {place: max(committed.get(place, 0), start) for place, start in starts.items()}
-
-    def _load_begun(self) -> dict[Place, int]:
-        """What the last run had taken up and not settled, and since when."""
-        notes = self._offsets.notes(self._settled)
-        # Another tool may have written any note when it set the offset.
-        return {place: int(note) for place, note in notes.items() if note.isdecimal()}
 
     def _pass_over_removed(self, places: Iterable[Place]) -> None:
         starts = self._offsets.starts(places)
