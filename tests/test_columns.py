@@ -66,8 +66,10 @@ def test_spark_finds_the_places_that_python_finds(spark, taken):
     due, now = F.col("due_ms"), F.col("now_ms")
     places = []
     for wheel in WHEELS:
-        level = columns.wheel_level(wheel, due, now)
-        places += [level, columns.wheel_partition(wheel, level, due)]
+        places += [
+            columns.wheel_level(wheel, due, now),
+            columns.by_level(wheel, due, now, lambda _, partition: partition),
+        ]
     rows = spark.createDataFrame(taken, "due_ms bigint, now_ms bigint")
     by_spark = [tuple(row) for row in rows.select(due, now, *places).collect()]
     by_python = [

@@ -4,7 +4,7 @@ Whatever `wheel` and `ladder` compute in Python is computed here for every row i
 property test holds the two equal.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -113,22 +113,32 @@ def slot_number(wheel: Wheel, level: int, instant_ms: Column) -> Column:
     return F.call_function("div", instant_ms, F.lit(wheel.width_ms(level)).cast("bigint"))
 
 
+def by_level(
+    wheel: Wheel,
+    due_ms: Column,
+    now: Column,
+    chosen: Callable[[int, Column], Column],
+    *,
+    or_last: bool = False,
+) -> Column:
+    """What `chosen` gives for the level of `Wheel.place(...)` and the partition of its slot.
+
+    Where no level reaches the due time: null, or what it gives for the last level.
+    """
+    found = F.lit(None)
+    for level in reversed(range(wheel.levels)):
+        number = slot_number(wheel, level, due_ms)
+        reaches = number - slot_number(wheel, level, now) < wheel.reach(level)
+        partition = (number % wheel.ring).cast("int")
+        always = or_last and level == wheel.levels - 1
+        place = chosen(level, partition)
+        found = place if always else F.when(reaches, place).otherwise(found)
+    return found
+
+
 def wheel_level(wheel: Wheel, due_ms: Column, now: Column) -> Column:
     """`Wheel.place(...).level` as a column; null where no level reaches the due time."""
-    chosen = F.lit(None).cast("int")
-    for level in reversed(range(wheel.levels)):
-        ahead = slot_number(wheel, level, due_ms) - slot_number(wheel, level, now)
-        chosen = F.when(ahead < wheel.reach(level), F.lit(level)).otherwise(chosen)
-    return chosen
-
-
-def wheel_partition(wheel: Wheel, level: Column, due_ms: Column) -> Column:
-    """`Wheel.partition` of the slot of this level that holds the due time."""
-    chosen = F.lit(None).cast("int")
-    for each in range(wheel.levels):
-        partition = (slot_number(wheel, each, due_ms) % wheel.ring).cast("int")
-        chosen = F.when(level == each, partition).otherwise(chosen)
-    return chosen
+    return by_level(wheel, due_ms, now, lambda level, _partition: F.lit(level))
 
 
 def lane(ladder: Ladder, remaining_ms: Column) -> Column:

@@ -25,6 +25,9 @@ from duetime.topics import TopicNames
 #: When the messages are due, in ms after they are written: one to two days, some twenty slots.
 DELAY_MS = (24 * 3_600_000, 48 * 3_600_000)
 
+#: Partitions of the topic that is taken in, and of its copy: tasks that work on it at once.
+PARTITIONS = 4
+
 #: Messages that warm the session up, at most, and how often they are copied and taken in.
 WARM_MESSAGES = 200_000
 WARM_ROUNDS = 3
@@ -32,15 +35,17 @@ WARM_ROUNDS = 3
 
 def run_intake(settings: Settings, messages: int, value_bytes: int, runs: int) -> list[Pace]:
     """Copy the topic and take it in, so many times, after a small run to get warm."""
-    warming = settings.model_copy(update={"airtel_topic": destination(settings, "warm-airtel")})
-    create_destinations(settings, ["warm-airtel"])
+    warming, real = (
+        settings.model_copy(update={"airtel_topic": topic})
+        for topic in create_destinations(settings, ["warm", "real"], partitions=PARTITIONS)
+    )
     with session(settings) as spark:
         warm = min(WARM_MESSAGES, messages)
         _fill(warming, warm, value_bytes)
         for number in range(1, WARM_ROUNDS + 1):
             _run(spark, warming, warm, f"warm-{number}")
-        _fill(settings, messages, value_bytes)
-        return [_run(spark, settings, messages, f"run-{number}") for number in range(1, runs + 1)]
+        _fill(real, messages, value_bytes)
+        return [_run(spark, real, messages, f"run-{number}") for number in range(1, runs + 1)]
 
 
 def _fill(settings: Settings, messages: int, value_bytes: int) -> None:
@@ -57,7 +62,7 @@ def _fill(settings: Settings, messages: int, value_bytes: int) -> None:
 
 def _run(spark: SparkSession, settings: Settings, messages: int, name: str) -> Pace:
     say("copying, then taking in ...")
-    (copied,) = create_destinations(settings, [f"{name}-copied"])
+    (copied,) = create_destinations(settings, [f"{name}-copied"], partitions=PARTITIONS)
     names = TopicNames(settings)
     copy = plain(read_stream(spark, settings, [names.airtel], committed_only=True), copied)
     wheel = [names.wheel(level) for level in range(settings.wheel_levels)]

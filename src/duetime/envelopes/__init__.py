@@ -7,9 +7,9 @@
     control     key = id, header due-op = cancel
 
 An envelope reads the columns of Spark's Kafka source (topic, partition, offset, timestamp, key,
-value, headers) and `by_name`, the headers as a map; it says what the sender asked for, or why it
-cannot be read. Everything runs in executors, in the JVM, and no input raises: what cannot be read
-is null, and null is refused with a reason.
+value, headers), `by_name`, the headers as a map, and where it parses, `text`, the value as text. It
+says what the sender asked for, or why it cannot be read. Everything runs in executors, in the JVM,
+and no input raises: what cannot be read is null, and null is refused with a reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,6 +76,9 @@ class Canonical:
     expires_ms: Column = field(default_factory=lambda: F.lit(None).cast("bigint"))
     #: string: null for a message, or `cancel`.
     operation: Column = field(default_factory=lambda: F.lit(None).cast("string"))
+    #: What is read from `text`, by the names of columns. Selected on its own, because Spark
+    #: evaluates what several branches of a condition use in each of them, and parsing is dear.
+    parsed: Mapping[str, Column] = field(default_factory=dict)
     #: What this envelope alone can find wrong, in the order of the checks.
     refusals: Sequence[Refusal] = ()
 
@@ -114,6 +117,22 @@ def canonical(envelopes: Mapping[str, Canonical]) -> Column:
     for topic, envelope in topics:
         chosen = chosen.when(F.col("topic") == topic, envelope.struct())
     return chosen
+
+
+def value_text(envelopes: Mapping[str, Canonical]) -> Column:
+    """`text`: the value of a record whose envelope parses it; null where it is no UTF-8."""
+    parsing = [topic for topic, envelope in envelopes.items() if envelope.parsed]
+    raw = F.col("value").cast("string")
+    return F.when(F.col("topic").isin(*parsing) & F.is_valid_utf8(raw), raw).alias("text")
+
+
+def parsed(envelopes: Mapping[str, Canonical]) -> list[Column]:
+    """What the envelopes read from `text`, each from the records of its own topic."""
+    return [
+        F.when(F.col("topic") == topic, column).alias(name)
+        for topic, envelope in envelopes.items()
+        for name, column in envelope.parsed.items()
+    ]
 
 
 def record_headers() -> Column:

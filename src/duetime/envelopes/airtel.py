@@ -27,7 +27,7 @@ def airtel() -> Canonical:
 
     `value` is delivered as its JSON text exactly as sent; a string as its own bytes; null as null.
     """
-    envelope = JsonEnvelope(_FIELDS, payload="value")
+    envelope = JsonEnvelope("airtel", _FIELDS, payload="value")
     url = envelope.field("failurePostCallbackUrl")
     callback = F.when(url.isNotNull(), F.array(header(DUE_CALLBACK, url))).otherwise(
         F.array().cast(HEADERS_TYPE)
@@ -40,6 +40,7 @@ def airtel() -> Canonical:
         key=envelope.field("key").cast("binary"),
         value=envelope.payload(),
         headers=F.concat(without(record_headers(), ADDRESS), _own_headers(envelope), callback),
+        parsed=envelope.parsed,
         refusals=(
             *envelope.refusals(),
             Refusal(
@@ -53,9 +54,11 @@ def airtel() -> Canonical:
 
 def _own_headers(envelope: JsonEnvelope) -> Column:
     """The envelope's field `headers`, as Kafka headers."""
-    entries = F.coalesce(F.map_entries(envelope.field("headers")), F.array())
-    others = F.filter(entries, lambda one: ~one["key"].isin(*ADDRESS))
-    return F.transform(
+    given = envelope.field("headers")
+    others = F.filter(F.map_entries(given), lambda one: ~one["key"].isin(*ADDRESS))
+    headers = F.transform(
         others,
         lambda one: F.struct(one["key"].alias("key"), one["value"].cast("binary").alias("value")),
-    ).cast(HEADERS_TYPE)
+    )
+    # Most have none, and the lambdas are interpreted.
+    return F.when(given.isNotNull(), headers).otherwise(F.array()).cast(HEADERS_TYPE)

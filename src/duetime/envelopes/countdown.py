@@ -24,7 +24,8 @@ def countdown() -> Canonical:
 
     The seconds count from the record's append to the intake topic, and are rounded up to whole ms.
     """
-    envelope = JsonEnvelope("topic string, message string, countdown string", payload="message")
+    fields = "topic string, message string, countdown string"
+    envelope = JsonEnvelope("countdown", fields, payload="message")
     text = envelope.field("countdown")
     number = F.when(text.rlike(SECONDS_PATTERN), text)
     wait_ms = F.ceil(number.try_cast("decimal(38,15)") * 1_000).try_cast("bigint")
@@ -35,6 +36,7 @@ def countdown() -> Canonical:
         key=F.lit(None).cast("binary"),
         value=envelope.payload(),
         headers=without(record_headers(), ADDRESS),
+        parsed=envelope.parsed,
         refusals=(
             *envelope.refusals(),
             Refusal(

@@ -27,7 +27,6 @@ from duetime.connection import librdkafka_properties
 from duetime.envelopes import Refusal, first_refusal
 from duetime.errors import Reason
 from duetime.pipeline.jvm import jvm
-from duetime.topics import OVERHEAD_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -47,22 +46,28 @@ TIMEOUT_S = 10.0
 #: Kafka's DefaultRecordBatch (61 bytes) and DefaultRecord (at most 22 here).
 BATCH_BYTES = 128
 
+#: What a delivered record has beside what its sender wrote, at most, in bytes: its due time and id.
+DELIVERED_BYTES = 512
+
 UNKNOWN, DENIED, COMPACTED = "unknown", "denied", "compacted"
 
 
-def obstacle(  # noqa: PLR0913 (all that a topic may object to)
-    settings: Settings,
-    *,
-    topic: Column,
-    partition: Column,
-    key: Column,
-    size: Column,
-    is_expired: Column,
-) -> Column:
-    """Why a row cannot be sent, struct<reason,detail>; null where it can. Runs in executors."""
+def known_of(settings: Settings, topic: Column) -> Column:
+    """What is known of a topic, as the table has it; null for no topic. Runs in executors.
+
+    A call by reflection: select it once, and give the selected column to `obstacle`.
+    """
     prefix = _prefix(settings)
     unless_known = _system_property(F.lit(prefix), F.lit(None).cast("string"))
-    known = _system_property(F.concat(F.lit(f"{prefix}."), topic), unless_known)
+    return F.when(
+        topic.isNotNull(), _system_property(F.concat(F.lit(f"{prefix}."), topic), unless_known)
+    )
+
+
+def obstacle(
+    known: Column, *, partition: Column, key: Column, size: Column, is_expired: Column
+) -> Column:
+    """Why a row cannot be sent, struct<reason,detail>; null where it can. Runs in executors."""
     partitions = F.split_part(known, F.lit(":"), F.lit(1)).cast("int")
     limit = F.split_part(known, F.lit(":"), F.lit(2)).cast("int")
     return first_refusal(
@@ -111,7 +116,7 @@ class Destinations:
         self._admin = AdminClient(properties)
         # The question of a client that may create topics creates them, where brokers do so.
         self._creator = Producer(properties | {"allow.auto.create.topics": True})
-        self._room = settings.max_message_bytes + OVERHEAD_BYTES
+        self._room = settings.max_message_bytes + DELIVERED_BYTES + BATCH_BYTES
         self._published: dict[str, str] = {}
         self._details = Details()
         self._lock = threading.Lock()

@@ -32,6 +32,7 @@ from duetime.pipeline.kafka import write_batch
 from duetime.pipeline.routing import (
     Routes,
     Waiting,
+    choose,
     detail,
     reason,
     routed,
@@ -68,18 +69,23 @@ def judged(failed: DataFrame, settings: Settings) -> DataFrame:
     """Rows for the sink: to the destination after all, to wait for a retry, or to the dead."""
     routes, now = Routes(settings), F.col("now")
     message = waiting_record()
-    known = failed.select("*", *_failure()).select("*", *_retry(settings), now_ms().alias("now"))
     was_unknown = F.col("reason") == str(Reason.UNKNOWN_TOPIC)
+    known = failed.select("*", *_failure()).select(
+        "*",
+        *_retry(settings),
+        now_ms().alias("now"),
+        routes.known(F.when(was_unknown, message.topic)),
+    )
     why = F.when(was_unknown, routes.obstacle(message, now))
     again = _again(message)
     soon = again.due_ms - now < settings.horizon_ms
     found = was_unknown & F.col("why").isNull()
-    to = (
-        F.when(~message.is_whole, routes.rejected(F.lit(str(Reason.UNREADABLE)), _foreign()))
-        .when(found, routes.destination(without_reason(message)))
-        .when(_is_over(message), routes.dead(without_reason(message), _last_words()))
-        .when(soon, routes.lane(again, now))
-        .otherwise(routes.wheel(again, now))
+    to = choose(
+        (~message.is_whole, routes.rejected(F.lit(str(Reason.UNREADABLE)), _foreign())),
+        (found, routes.destination(without_reason(message))),
+        (_is_over(message), routes.dead(without_reason(message), _last_words())),
+        (soon, routes.lane(again, now)),
+        otherwise=routes.wheel(again, now),
     )
     return routed(known, why, to)
 

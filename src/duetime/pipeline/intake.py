@@ -25,8 +25,10 @@ from duetime.envelopes import (
     Refusal,
     canonical,
     first_refusal,
+    parsed,
     record_headers,
     record_timestamp_ms,
+    value_text,
 )
 from duetime.envelopes.airtel import airtel
 from duetime.envelopes.control import control
@@ -46,7 +48,14 @@ from duetime.message import (
     UNIQUE_PATTERN,
 )
 from duetime.pipeline.kafka import read_stream
-from duetime.pipeline.routing import PARTITION_PATTERN, Routes, Waiting, routed
+from duetime.pipeline.routing import (
+    PARTITION_PATTERN,
+    Routes,
+    SinkRow,
+    Waiting,
+    choose,
+    routed,
+)
 from duetime.topics import TopicNames
 
 
@@ -77,13 +86,15 @@ class Intake:
 
     def __init__(self, settings: Settings) -> None:
         known = envelopes(settings)
-        asked = canonical({topic: envelope for topic, (_, envelope) in known.items()})
+        by_topic = {topic: envelope for topic, (_, envelope) in known.items()}
         message = _message({topic: name for topic, (name, _) in known.items()})
         refused = F.coalesce(F.col("asked.refusal"), first_refusal(_refusals(settings)))
-        self._by_name = header_map(record_headers()).alias("by_name")
-        self._understood = asked.alias("asked"), now_ms().alias("now")
+        self._read = header_map(record_headers()).alias("by_name"), value_text(by_topic)
+        self._parsed = parsed(by_topic)
+        self._understood = canonical(by_topic).alias("asked"), now_ms().alias("now")
         self._refused = refused.alias("refused")
         self._identity = _identity(message)
+        self._known = Routes(settings).known(_sent(message))
         self._why = _obstacle(message, settings)
         self._to = _place(message, settings)
 
@@ -93,7 +104,8 @@ class Intake:
 
     def understood(self, records: DataFrame) -> DataFrame:
         """Adds `asked`, the envelope's canonical struct, and `now`, the clock as of this row."""
-        return records.select("*", self._by_name).select("*", *self._understood)
+        read = records.select("*", *self._read).select("*", *self._parsed)
+        return read.select("*", *self._understood)
 
     def judged(self, asked: DataFrame) -> DataFrame:
         """Adds `refused`, struct<reason,detail>, null for what can be taken."""
@@ -105,7 +117,7 @@ class Intake:
 
     def routed(self, judged: DataFrame) -> DataFrame:
         """Rows for the sink: topic, partition, key, value, headers."""
-        return routed(judged, self._why, self._to)
+        return routed(judged.select("*", self._known), self._why, self._to)
 
 
 def _identity(message: Waiting) -> tuple[Column, Column]:
@@ -121,23 +133,25 @@ def asks_to_cancel() -> Column:
 
 def _obstacle(message: Waiting, settings: Settings) -> Column:
     """Why what is due already cannot be sent."""
-    now = F.col("now")
-    sent = F.col("refused").isNull() & (message.due_ms <= now)
-    return F.when(sent, Routes(settings).obstacle(message, now))
+    obstacle = Routes(settings).obstacle(message, F.col("now"))
+    return F.when(_sent(message).isNotNull(), obstacle)
 
 
-def _place(message: Waiting, settings: Settings) -> Column:
+def _sent(message: Waiting) -> Column:
+    """The destination of what is due already and can be taken; else null."""
+    return F.when(F.col("refused").isNull() & (message.due_ms <= F.col("now")), message.topic)
+
+
+def _place(message: Waiting, settings: Settings) -> SinkRow:
     now, routes = F.col("now"), Routes(settings)
     remaining = message.due_ms - now
     soon = ~message.is_cancel & (remaining < settings.horizon_ms)
-    return (
-        F.when(
-            F.col("refused").isNotNull(),
-            routes.rejected(F.col("refused.reason"), F.col("refused.detail")),
-        )
-        .when(remaining <= 0, routes.sent(message))
-        .when(soon, routes.lane(message, now))
-        .otherwise(routes.wheel(message, now))
+    refused = routes.rejected(F.col("refused.reason"), F.col("refused.detail"))
+    return choose(
+        (F.col("refused").isNotNull(), refused),
+        (remaining <= 0, routes.sent(message)),
+        (soon, routes.lane(message, now)),
+        otherwise=routes.wheel(message, now),
     )
 
 

@@ -69,6 +69,7 @@ def read_ranges(
         "kafka.max.partition.fetch.bytes": str(1024 * 1024),
         # A fixed group lets the connector's pool give the next window an open consumer.
         "kafka.group.id": f"{settings.namespace}.release.reader",
+        "kafka.max.poll.records": "5000",
     }
     return spark.read.format("kafka").options(**options).load()
 
@@ -132,4 +133,4 @@ def _batches(
 
 def write_batch(rows: DataFrame, settings: Settings) -> None:
     """Send the rows and return once all are acknowledged."""
-    rows.write.format("kafka").options(**sink_options(settings)).save()
+    rows.write.format("kafka").options(**sink_options(settings)).mode("append").save()

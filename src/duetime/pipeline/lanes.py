@@ -11,7 +11,7 @@ from duetime.columns import lane_wait_ms, now_ms, slept_until
 from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.pipeline.kafka import read_stream
-from duetime.pipeline.routing import Routes, routed, waiting_record
+from duetime.pipeline.routing import Routes, choose, routed, waiting_record
 from duetime.topics import TopicNames
 
 
@@ -42,15 +42,12 @@ def looked_at_again(records: DataFrame, settings: Settings) -> DataFrame:
     """Rows for the sink: to the destination where it is due, else down another lane."""
     message, routes, now = waiting_record(), Routes(settings), F.col("after")
     unreadable = ~message.is_whole | message.is_cancel
-    to = (
-        F.when(
-            unreadable,
-            routes.rejected(
-                F.lit(str(Reason.UNREADABLE)), F.lit("no record of a lane: who wrote it?")
-            ),
-        )
-        .when(message.due_ms <= now, routes.sent(message))
-        .otherwise(routes.lane(message, now))
+    foreign = F.lit("no record of a lane: who wrote it?")
+    to = choose(
+        (unreadable, routes.rejected(F.lit(str(Reason.UNREADABLE)), foreign)),
+        (message.due_ms <= now, routes.sent(message)),
+        otherwise=routes.lane(message, now),
     )
     why = F.when(~unreadable & (message.due_ms <= now), routes.obstacle(message, now))
-    return routed(records.select("*", now_ms().alias("after")), why, to)
+    known = routes.known(F.when(~unreadable, message.topic))
+    return routed(records.select("*", now_ms().alias("after"), known), why, to)

@@ -1,9 +1,9 @@
 """Where a message goes next, as columns: the rows that a Kafka sink takes.
 
-Every function gives a struct<topic,partition,key,value,headers>. Pure columns: nothing is sent
-here.
+Pure columns: nothing is sent here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame
@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from duetime.columns import (
     HEADERS_TYPE,
+    by_level,
     delivered_headers,
     header,
     lane,
@@ -18,8 +19,6 @@ from duetime.columns import (
     source,
     state_number,
     waiting_text,
-    wheel_level,
-    wheel_partition,
 )
 from duetime.config import Settings
 from duetime.message import (
@@ -36,7 +35,7 @@ from duetime.message import (
     TOPIC_PATTERN,
     WAITING_HEADERS,
 )
-from duetime.pipeline.destinations import obstacle
+from duetime.pipeline.destinations import known_of, obstacle
 from duetime.topics import OVERHEAD_BYTES, TopicNames
 
 #: A destination's partition; a cluster has no more than some hundred thousand.
@@ -45,8 +44,35 @@ PARTITION_PATTERN = rf"^[0-9]{{1,6}}{END}"
 #: How many headers `Routes.failed` puts on top: the reason and its detail.
 SAID = 2
 
+#: The column with what is known of the destination. See `Routes.known`.
+KNOWN = "destination"
+
 #: The columns of a Kafka sink.
-SINK = ("topic", "partition", "key", "value", "headers")
+SINK = {
+    "topic": "string",
+    "partition": "int",
+    "key": "binary",
+    "value": "binary",
+    "headers": HEADERS_TYPE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRow:
+    """A row for the Kafka sink, as columns.
+
+    No struct: making one and taking it apart again would copy every payload twice.
+    """
+
+    topic: Column
+    partition: Column
+    key: Column
+    value: Column
+    headers: Column
+
+    def columns(self) -> list[Column]:
+        """The columns in the types of the sink, and with its names."""
+        return [getattr(self, name).cast(kind).alias(name) for name, kind in SINK.items()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +129,24 @@ def waiting_record() -> Waiting:
     )
 
 
-def routed(records: DataFrame, why: Column, to: Column) -> DataFrame:
+def routed(records: DataFrame, why: Column, to: SinkRow) -> DataFrame:
     """Rows for the sink: each to its place, which may depend on the column `why`."""
-    return records.select("*", why.alias("why")).select(to.alias("to")).select("to.*")
+    return records.select("*", why.alias("why")).select(*to.columns())
+
+
+def choose(*cases: tuple[Column, SinkRow], otherwise: SinkRow) -> SinkRow:
+    """The row of the first case that holds; a condition that is null does not."""
+
+    def chosen(name: str) -> Column:
+        rows = [getattr(row, name) for _, row in cases]
+        column: Column = getattr(otherwise, name)
+        if all(each is column for each in rows):
+            return column
+        for (condition, _), each in zip(reversed(cases), reversed(rows), strict=True):
+            column = F.when(condition, each).otherwise(column)
+        return column
+
+    return SinkRow(*(chosen(name) for name in SINK))
 
 
 def reason() -> Column:
@@ -134,83 +175,75 @@ class Routes:
         self._ladder = settings.ladder
         self._room = settings.max_message_bytes + OVERHEAD_BYTES
 
-    def destination(self, message: Waiting) -> Column:
+    def destination(self, message: Waiting) -> SinkRow:
         """To where the sender wanted it."""
-        partition = message.partition.cast("int")
-        return _row(message, message.topic, partition, delivered_headers(message.headers))
+        headers = delivered_headers(message.headers)
+        return SinkRow(message.topic, message.partition, message.key, message.value, headers)
 
-    def lane(self, message: Waiting, now: Column) -> Column:
+    def lane(self, message: Waiting, now: Column) -> SinkRow:
         """To the longest lane that ends in time; below the shortest, to the shortest."""
         number = F.coalesce(lane(self._ladder, message.due_ms - now), F.lit(0))
-        return _row(message, F.lit(self._names.lanes), number, message.headers)
+        return _own(F.lit(self._names.lanes), number, message)
 
-    def wheel(self, message: Waiting, now: Column) -> Column:
+    def wheel(self, message: Waiting, now: Column) -> SinkRow:
         """To its slot. What no level reaches (the clock went back) waits in the last level."""
-        level = F.coalesce(
-            wheel_level(self._wheel, message.due_ms, now), F.lit(self._wheel.levels - 1)
-        )
-        topic = F.concat(F.lit(self._names.wheel(0)[:-1]), level.cast("string"))
-        partition = wheel_partition(self._wheel, level, message.due_ms)
-        return _row(message, topic, partition, message.headers)
+
+        def chosen(of_level: Callable[[int, Column], Column]) -> Column:
+            return by_level(self._wheel, message.due_ms, now, of_level, or_last=True)
+
+        topic = chosen(lambda level, _: F.lit(self._names.wheel(level)))
+        return _own(topic, chosen(lambda _, partition: partition), message)
+
+    def known(self, topic: Column) -> Column:
+        """The column that `obstacle` reads: to be selected once, before it. Null of no topic."""
+        return known_of(self._settings, topic).alias(KNOWN)
 
     def obstacle(self, message: Waiting, now: Column) -> Column:
         """Why it cannot be sent now, struct<reason,detail>; null where it can."""
         return obstacle(
-            self._settings,
-            topic=message.topic,
+            F.col(KNOWN),
             partition=message.partition.cast("int"),
             key=message.key,
             size=record_bytes(message.key, message.value, message.headers),
             is_expired=message.expires_ms < now,
         )
 
-    def sent(self, message: Waiting) -> Column:
+    def sent(self, message: Waiting) -> SinkRow:
         """To its destination, or where the column `why` has an obstacle, to what has failed."""
         why = F.col("why")
-        return F.when(why.isNotNull(), self.failed(message, why)).otherwise(
-            self.destination(message)
+        return choose(
+            (why.isNotNull(), self.failed(message, why)), otherwise=self.destination(message)
         )
 
-    def failed(self, message: Waiting, why: Column) -> Column:
+    def failed(self, message: Waiting, why: Column) -> SinkRow:
         """To the topic of what could not be delivered: as it waited, with the reason on top."""
         said = F.array(header(DUE_ERROR, why["reason"]), header(DUE_ERROR_DETAIL, why["detail"]))
-        headers = F.concat(message.headers, said)
-        return _row(message, F.lit(self._names.failed), F.lit(None), headers)
+        failed = replace(message, headers=F.concat(message.headers, said))
+        return _own(F.lit(self._names.failed), F.lit(None), failed)
 
-    def dead(self, message: Waiting, last_words: Column) -> Column:
+    def dead(self, message: Waiting, last_words: Column) -> SinkRow:
         """To the dead letters: the sender's own, and what became of it on top."""
         own = F.slice(message.headers, len(WAITING_HEADERS) + 1, F.size(message.headers))
-        return _row(message, F.lit(self._names.dead), F.lit(None), F.concat(own, last_words))
+        dead = replace(message, headers=F.concat(own, last_words))
+        return _own(F.lit(self._names.dead), F.lit(None), dead)
 
-    def rejected(self, reason: Column, detail: Column) -> Column:
+    def rejected(self, reason: Column, detail: Column) -> SinkRow:
         """The raw record, untouched, with the reason in its headers.
 
         A record too large for the topic is not copied; its place in the intake topic is named.
         """
         headers = F.coalesce(F.col("headers"), F.array().cast(HEADERS_TYPE))
         fits = record_bytes(F.col("key"), F.col("value"), headers) <= self._room
+        key, value = (F.when(fits, F.col(name)) for name in ("key", "value"))
         said = F.array(
             header(DUE_ERROR, reason),
             header(DUE_ERROR_DETAIL, detail),
             header(DUE_ERROR_SOURCE, source()),
         )
-        return F.struct(
-            F.lit(self._names.rejected).alias("topic"),
-            F.lit(None).cast("int").alias("partition"),
-            F.when(fits, F.col("key")).alias("key"),
-            F.when(fits, F.col("value")).alias("value"),
-            F.when(fits, F.concat(headers, said))
-            .otherwise(said)
-            .cast(HEADERS_TYPE)
-            .alias("headers"),
-        )
+        kept = F.when(fits, F.concat(headers, said)).otherwise(said.cast(HEADERS_TYPE))
+        return SinkRow(F.lit(self._names.rejected), F.lit(None), key, value, kept)
 
 
-def _row(message: Waiting, topic: Column, partition: Column, headers: Column) -> Column:
-    return F.struct(
-        topic.alias("topic"),
-        partition.cast("int").alias("partition"),
-        message.key.alias("key"),
-        message.value.alias("value"),
-        headers.cast(HEADERS_TYPE).alias("headers"),
-    )
+def _own(topic: Column, partition: Column, message: Waiting) -> SinkRow:
+    """A row for one of duetime's own topics."""
+    return SinkRow(topic, partition, message.key, message.value, message.headers)

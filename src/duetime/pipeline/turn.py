@@ -10,6 +10,7 @@ sorting rows side by side: no shuffle, which would cost more than everything els
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import Window as W
@@ -20,7 +21,7 @@ from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.message import LATEST_MS
 from duetime.pipeline.kafka import read_ranges, write_batch
-from duetime.pipeline.routing import Routes, routed, waiting_record
+from duetime.pipeline.routing import Routes, SinkRow, Waiting, choose, routed, waiting_record
 from duetime.pipeline.written import Scope, Written
 from duetime.stores import OffsetRange
 
@@ -42,7 +43,8 @@ class Turn:
         self._readable = _readable()
         self._later = _is_later(settings.horizon_ms).alias("later")
         self._nth = _nth_of_its_id()
-        self._now = now_ms().alias("now")
+        sent_to = F.when(~F.col("later"), F.col("due_topic"))
+        self._known = now_ms().alias("now"), Routes(settings).known(sent_to)
         self._paced = _paced()
         self._why = _obstacle(settings)
         self._to = _next_place(settings)
@@ -71,7 +73,7 @@ class Turn:
             .coalesce(1)
             .transform(self._without_duplicates_and_cancelled)
             .sortWithinPartitions(_turn_of_each(), *ARRIVAL)
-            .select("*", self._now)
+            .select("*", *self._known)
             .where(self._paced)
             .transform(routed, self._why, self._to)
         )
@@ -83,21 +85,27 @@ class Turn:
 
 def _destinations(records: DataFrame) -> list[str]:
     """Where the messages among these are to go."""
-    named = records.where("known").select(waiting_record().topic.alias("to")).distinct()
-    return [row.to for row in named.collect() if row.to is not None]
+    named = records.where("known and due_topic is not null").select("due_topic").distinct()
+    return [row.due_topic for row in named.collect()]
 
 
 def _readable() -> list[Column]:
-    """due_ms, id, taken_ms and is_cancel; none of duetime's is due at 0 and not `known`."""
+    """due_ms, id, taken_ms, due_topic and is_cancel; what is not duetime's is not `known`."""
     message = waiting_record()
     known = message.is_whole
     return [
         F.when(known, message.due_ms).otherwise(0).alias("due_ms"),
         F.when(known, message.id).otherwise(source()).alias("id"),
         message.taken_ms.alias("taken_ms"),
+        message.topic.alias("due_topic"),
         (known & message.is_cancel).alias("is_cancel"),
         known.alias("known"),
     ]
+
+
+def _message() -> Waiting:
+    """A readable record as a message, of columns that are there: what is planned stays small."""
+    return replace(waiting_record(), topic=F.col("due_topic"), due_ms=F.col("due_ms"))
 
 
 def _nth_of_its_id() -> Column:
@@ -128,17 +136,17 @@ def _paced() -> Column:
 
 def _obstacle(settings: Settings) -> Column:
     sent = F.col("known") & ~F.col("later")
-    return F.when(sent, Routes(settings).obstacle(waiting_record(), now_ms()))
+    return F.when(sent, Routes(settings).obstacle(_message(), now_ms()))
 
 
-def _next_place(settings: Settings) -> Column:
+def _next_place(settings: Settings) -> SinkRow:
     """To the destination what is due, to its slot what is due later."""
-    message, routes = waiting_record(), Routes(settings)
+    message, routes = _message(), Routes(settings)
     why = routes.rejected(
         F.lit(str(Reason.UNREADABLE)), F.lit("no record of the wheel: who wrote it?")
     )
-    return (
-        F.when(~F.col("known"), why)
-        .when(F.col("later"), routes.wheel(message, F.col("now")))
-        .otherwise(routes.sent(message))
+    return choose(
+        (~F.col("known"), why),
+        (F.col("later"), routes.wheel(message, F.col("now"))),
+        otherwise=routes.sent(message),
     )
