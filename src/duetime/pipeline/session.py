@@ -55,6 +55,10 @@ SPARK_PROPERTIES = {
     "spark.ui.retainedJobs": "10",
     "spark.ui.retainedStages": "10",
     "spark.ui.retainedTasks": "100",
+    # Rows that wait to be sorted and sent are no matter for the collector: it would copy them while
+    # everything stands still (p99 36 ms against 48). Taken from the system as it is needed.
+    "spark.memory.offHeap.enabled": "true",
+    "spark.memory.offHeap.size": "1g",
     # A window has one task: the shuffle's defaults would make 200.
     "spark.sql.shuffle.partitions": "2",
     # Each turn's plan differs only in its offsets: keep the generated code of all of them.
