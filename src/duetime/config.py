@@ -8,7 +8,15 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    IPvAnyNetwork,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -119,6 +127,23 @@ class Settings(BaseSettings):
     retry_topics: dict[str, RetryPolicy] = Field(
         default_factory=dict,
         description="`attempts` and `backoff_ms` of some destinations, by their topic",
+    )
+
+    callback_hosts: list[str] = Field(
+        default_factory=list,
+        description="Hosts that failure callbacks may go to, such as `hooks.example.com`, "
+        "`*.example.com` or `hooks:8443`; none is no callbacks",
+    )
+    callback_networks: list[IPvAnyNetwork] = Field(
+        default_factory=list,
+        description="Networks that callbacks may reach although they are loopback, link-local or "
+        "otherwise special, such as `127.0.0.0/8`",
+    )
+    callback_attempts: Annotated[int, Field(ge=1)] = Field(
+        5, description="How often a callback is tried"
+    )
+    callback_timeout_seconds: Annotated[float, Field(gt=0)] = Field(
+        10.0, description="How long each step of one try of a callback may take"
     )
 
     warm_up_seconds: Annotated[int, Field(ge=0)] = Field(

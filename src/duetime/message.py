@@ -44,6 +44,19 @@ DUE_ATTEMPTS = "due-attempts"
 DUE_FAILED_FIRST_MS = "due-failed-first-ms"
 DUE_FAILED_LAST_MS = "due-failed-last-ms"
 
+#: What a dead letter ends its headers with, always in this order, after the sender's own.
+LAST_WORDS = (
+    DUE_TOPIC,
+    DUE_PARTITION,
+    DUE_AT_MS,
+    DUE_ID,
+    DUE_ERROR,
+    DUE_ERROR_DETAIL,
+    DUE_ATTEMPTS,
+    DUE_FAILED_FIRST_MS,
+    DUE_FAILED_LAST_MS,
+)
+
 #: What a record that waits begins its headers with, always in this order, so that they are read by
 #: position. A destination's record starts at DUE_AT_MS: one slice takes the rest off. A cancel has
 #: no destination.

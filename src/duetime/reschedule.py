@@ -6,30 +6,21 @@ nothing, or everything.
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 
-import confluent_kafka
-
-from duetime.client import check_not_too_late, producer_properties
+from duetime.client import check_not_too_late
 from duetime.clock import Clock, SystemClock
 from duetime.config import Settings, load_settings
-from duetime.errors import KafkaError, TooLate, UnknownMessage
+from duetime.errors import TooLate, UnknownMessage
 from duetime.message import DUE_CLUSTER, MessageId
 from duetime.outgoing import OWN_HEADERS, Outgoing, Wanted, cancelled, due_time_ms, scheduled
 from duetime.stores import Found
 from duetime.stores.reader import WheelReader
+from duetime.transaction import transaction
 
 #: How long the cancel may take into the old message's slot, in ms. With less time left than this
 #: before the slot is taken up, the message could be delivered at both times.
 ARRIVAL_MS = 3_000
-
-#: How long Kafka may take for one step of the transaction, in seconds.
-TIMEOUT_S = 20.0
-
-#: Intake waits for a transaction to end: one that was left open may not hold it up for long.
-TRANSACTION = {"transaction.timeout.ms": 10_000, "delivery.timeout.ms": 10_000}
 
 #: The longest unique part of an id.
 LONGEST_UNIQUE = 200
@@ -59,10 +50,11 @@ def reschedule(
     identity, now_ms = MessageId.parse(id), clock.now_ms()
     due_ms = due_time_ms(at, in_, now_ms)
     check_not_too_late(identity, settings, now_ms + ARRIVAL_MS)
-    with _transaction(settings, identity) as producer:
+    # Named so that it fences off another one that reschedules the same message.
+    with transaction(settings, f"reschedule.{identity}") as send:
         found = _waiting(identity, settings, now_ms)
         again = rescheduled(found, settings, due_ms=due_ms, now_ms=now_ms)
-        _send(producer, [cancelled(identity, settings), again])
+        send([cancelled(identity, settings), again])
         check_not_too_late(identity, settings, clock.now_ms() + ARRIVAL_MS)
     return str(again.id)
 
@@ -109,44 +101,3 @@ def _waiting(identity: MessageId, settings: Settings, now_ms: int) -> Found:
         raise TooLate(f"message {identity} is delivered or about to be, if there was one")
     state = "is cancelled" if found else "does not wait"
     raise UnknownMessage(f"message {identity} {state}: send it anew, it cannot be rescheduled")
-
-
-@contextmanager
-def _transaction(settings: Settings, identity: MessageId) -> Iterator[confluent_kafka.Producer]:
-    """Commits at the end, aborts on any error. Raises KafkaError."""
-    producer = confluent_kafka.Producer(
-        producer_properties(settings)
-        | TRANSACTION
-        # Fences off another one that reschedules the same message.
-        | {"transactional.id": f"{settings.namespace}.reschedule.{identity}"}
-    )
-    try:
-        producer.init_transactions(TIMEOUT_S)
-        producer.begin_transaction()
-        yield producer
-        producer.commit_transaction(TIMEOUT_S)
-    except confluent_kafka.KafkaException as error:
-        raise _failure(producer, error.args[0]) from error
-    except BaseException:
-        with suppress(confluent_kafka.KafkaException):
-            producer.abort_transaction(TIMEOUT_S)
-        raise
-
-
-def _send(producer: confluent_kafka.Producer, records: Iterable[Outgoing]) -> None:
-    for record in records:
-        producer.produce(
-            record.topic, value=record.value, key=record.key, headers=list(record.headers)
-        )
-    producer.flush(TIMEOUT_S)
-
-
-def _failure(producer: confluent_kafka.Producer, error: confluent_kafka.KafkaError) -> KafkaError:
-    """What a failed transaction means. Its own end, if Kafka does not hear of ours, is an abort."""
-    if error.txn_requires_abort():
-        producer.abort_transaction(TIMEOUT_S)
-    if error.txn_requires_abort() or error.fatal():
-        return KafkaError(f"not rescheduled ({error.str()}): nothing is changed, try again")
-    return KafkaError(
-        f"it is not known whether the message is rescheduled ({error.str()}): look with the old id"
-    )

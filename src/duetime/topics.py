@@ -96,8 +96,11 @@ class TopicNames:
         self.rejected = f"{self._prefix}.rejected"
         self.failed = f"{self._prefix}.failed"
         self.dead = f"{self._prefix}.dead"
+        self.redriven = f"{self._prefix}.redriven"
         self.lanes = f"{self._prefix}.lanes"
         self.warmup = f"{self._prefix}.warmup"
+        self.leader = f"{self._prefix}.leader"
+        self.leader_group = f"{self._prefix}.leader"
         self.release_group = f"{self._prefix}.release"
 
     def wheel(self, level: int) -> str:
@@ -128,7 +131,10 @@ def required_topics(settings: Settings) -> list[Topic]:
         _kept_topic(names.rejected, settings),
         _kept_topic(names.failed, settings),
         _kept_topic(names.dead, settings),
+        _kept_topic(names.redriven, settings),
         _warmup_topic(names.warmup),
+        # Nothing is written there: whoever is assigned its partition leads.
+        Topic(name=names.leader, partitions=1, exact=True, settings={}),
     ]
 
 

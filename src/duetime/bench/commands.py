@@ -136,6 +136,25 @@ def crash(
 
 
 @app.command()
+def failover(
+    *,
+    times: Annotated[int, typer.Option(min=1, help="How often the leader goes.")] = 5,
+    rate: Annotated[float, typer.Option(min=0.1, help="Messages a second.")] = 500,
+    pause: Annotated[
+        str, typer.Option(help="Stop it for so long, such as 60s, instead of killing it.")
+    ] = "0s",
+    kafka: Kafka = None,
+    as_json: AsJson = False,
+) -> None:
+    """How soon a standby delivers when the pipeline that leads is killed or hangs."""
+    from duetime.bench.failover import failover as run  # noqa: PLC0415 (its parts import Spark)
+
+    with testbed(kafka) as settings:
+        failovers = run(settings, times, rate, parse_duration(pause) / 1_000)
+    show("failover", failovers.figures(), as_json=as_json)
+
+
+@app.command()
 def wheel(
     *,
     years: Annotated[float, typer.Option(min=0.01, help="How far away the message is due.")] = 5,

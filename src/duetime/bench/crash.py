@@ -68,13 +68,14 @@ def crash(settings: Settings, kills: int, rate: float, life_ms: tuple[int, int])
         delay_ms=DELAY_MS,
         destinations=(topic,),
     )
+    cold = settings.model_copy(update={"warm_up_seconds": 0})
     arrived, recoveries_s = Appends(settings, [topic]), []
     with start_load(settings, plan) as load:
         for number, life_s in enumerate(lives_s, 1):
-            with killed_pipeline(settings):
+            with pipeline_process(cold):
                 recoveries_s += _first_arrival_s(arrived, life_s)
             say(f"kill {number} of {kills}, after {life_s:.1f} s")
-        with killed_pipeline(settings):
+        with pipeline_process(cold):
             sent = load.wait()
             if not arrived.wait_for(sent.sent, PATIENCE_S):
                 say(f"not all came within {PATIENCE_S:.0f} s")
@@ -86,17 +87,17 @@ def crash(settings: Settings, kills: int, rate: float, life_ms: tuple[int, int])
 
 
 @contextmanager
-def killed_pipeline(settings: Settings) -> Iterator[None]:
+def pipeline_process(settings: Settings) -> Iterator[None]:
     """A `duetime run` while the block lasts; then it is killed, and its JVM with it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "duetime", "run"],
-        env=os.environ | environment(settings) | {"DUETIME_WARM_UP_SECONDS": "0"},
+        env=os.environ | environment(settings),
         stdout=sys.stderr,
         start_new_session=True,
     )
     try:
         yield
-        if process.poll() is not None:
+        if process.poll() not in (None, -signal.SIGKILL):
             raise DuetimeError("the pipeline ended by itself: its words are above")
     finally:
         kill(process.pid)
@@ -105,9 +106,14 @@ def killed_pipeline(settings: Settings) -> Iterator[None]:
 
 def kill(pid: int) -> None:
     """End the process and its children at once, as a power cut would."""
+    send_signal(pid, signal.SIGKILL)
+
+
+def send_signal(pid: int, number: signal.Signals) -> None:
+    """To the process and its children, as far as they live."""
     for each in [*_children(pid), pid]:
         with suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
+            os.kill(each, number)
 
 
 def environment(settings: Settings) -> dict[str, str]:

@@ -7,7 +7,8 @@ connect    whether Kafka answers
 messages   send, show, cancel, reschedule
 cancelling cancel, with a definite answer
 pending    what waits: counts, a histogram, a list
-topics     topics, doctor
+dead       dead list, show, redrive
+topics     topics, doctor, status
 serve      up, run
 demo       a local Kafka, 1,000 messages, and how punctual they were
 service    the pipeline in a thread, stopped in time by a signal

@@ -21,6 +21,9 @@ LINE_BREAK = "\n"
 #: Columns of the longest bar.
 BAR_WIDTH = 40
 
+#: Bytes of a payload that are shown; `--value` gives all of it.
+SHOWN_BYTES = 2_000
+
 #: Columns of a table in a file or a pipe, where there is no window to fit: ids are never cut.
 PIPE_WIDTH = 250
 
@@ -98,12 +101,29 @@ def printable(data: bytes | None, *, lines: bool = False) -> str:
     return "".join(each if each.isprintable() or each in kept else _escaped(each) for each in text)
 
 
+def payload(value: bytes | None) -> str:
+    """A payload where a person can read it, else its size."""
+    if value is None:
+        return "(null)"
+    if len(value) > SHOWN_BYTES or not _is_text(value):
+        return f"{size(len(value))}; --value writes it to stdout"
+    return printable(value, lines=True)
+
+
 def home_relative(path: Path) -> str:
     """A path with ~ for the home directory."""
     try:
         return f"~/{path.relative_to(Path.home())}"
     except ValueError:
         return str(path)
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in value
 
 
 def _escaped(character: str) -> str:

@@ -21,7 +21,7 @@ from confluent_kafka import KafkaException
 
 from duetime import __version__
 from duetime.bench import app as bench_app
-from duetime.cli import demo, messages, pending, serve, topics
+from duetime.cli import dead, demo, messages, pending, serve, topics
 from duetime.errors import DuetimeError, InvalidMessage, TooLate, UnknownMessage
 
 app = typer.Typer(
@@ -41,9 +41,11 @@ for command in (
     messages.reschedule,
     topics.topics,
     topics.doctor,
+    topics.status,
     demo.demo,
 ):
     app.command()(command)
+app.add_typer(dead.app, name="dead")
 app.add_typer(bench_app, name="bench")
 
 

@@ -10,7 +10,7 @@ import typer
 
 from duetime.cli.cancelling import cancel_surely, not_waiting
 from duetime.cli.connect import connected, require_intake
-from duetime.cli.display import facts, printable, size, when
+from duetime.cli.display import facts, payload, printable, when
 from duetime.cli.options import At, BadInput, Config, Id, In, Kafka, delay, instant, settings_from
 from duetime.client import Producer
 from duetime.clock import SystemClock
@@ -21,9 +21,6 @@ from duetime.outgoing import Wanted, due_time_ms, new_unique, scheduled
 from duetime.reschedule import reschedule as reschedule_message
 from duetime.stores import Found
 from duetime.stores.reader import WheelReader
-
-#: Bytes of a payload that are shown; `--value` gives all of it.
-SHOWN_BYTES = 2_000
 
 
 def send(  # noqa: PLR0913 (an option each)
@@ -53,11 +50,11 @@ def send(  # noqa: PLR0913 (an option each)
     """
     due_at, due_in = _due(at, in_)
     headers = [_header(each) for each in header or []]
-    payload = _payload(value, file)
+    content = _payload(value, file)
     settings = settings_from(kafka, config)
     wanted = Wanted(
         topic=topic,
-        value=payload,
+        value=content,
         key=None if key is None else os.fsencode(key),
         headers=headers,
         partition=partition,
@@ -183,21 +180,4 @@ def _facts(found: Found, now_ms: int) -> list[tuple[str, str]]:
     if found.key is not None:
         pairs.append(("key", printable(found.key)))
     pairs += [("header", f"{name}={printable(value)}") for name, value in found.headers]
-    return [*pairs, ("value", _shown(found.value))]
-
-
-def _shown(value: bytes | None) -> str:
-    """The payload where a person can read it, else its size."""
-    if value is None:
-        return "(null)"
-    if len(value) > SHOWN_BYTES or not _is_text(value):
-        return f"{size(len(value))}; --value writes it to stdout"
-    return printable(value, lines=True)
-
-
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return b"\0" not in value
+    return [*pairs, ("value", payload(found.value))]

@@ -1,15 +1,21 @@
-"""topics, doctor: whether everything is there, and as it must be."""
+"""topics, doctor, status: whether everything is there, as it must be, and at work."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from duetime.admin import create_topics, topic_problems
 from duetime.cli.connect import connected
-from duetime.cli.display import console
-from duetime.cli.options import Config, Kafka, settings_from
+from duetime.cli.display import console, facts, when
+from duetime.cli.options import Config, Json, Kafka, settings_from
+from duetime.clock import SystemClock, format_duration
 from duetime.doctor import checkup
+from duetime.errors import KafkaError
+from duetime.status import Status
+from duetime.status import status as ask
 from duetime.topics import required_topics
 
 
@@ -47,6 +53,32 @@ def doctor(*, kafka: Kafka = None, config: Config = None) -> None:
         out.print(f"{each.name}: {each.detail}")
     if not all(each.ok for each in checks):
         raise typer.Exit(1)
+
+
+def status(*, as_json: Json = False, kafka: Kafka = None, config: Config = None) -> None:
+    """Say which pipeline delivers, which stand by, and whether anything is late.
+
+    Exit code 1 if none delivers.
+    """
+    settings, clock = connected(kafka, config), SystemClock()
+    found = ask(settings, clock)
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+    else:
+        typer.echo(facts(_described(found, clock.now_ms())))
+    if found.leader is None:
+        raise KafkaError("no pipeline leads, so nothing is delivered: start duetime up, or run")
+
+
+def _described(found: Status, now_ms: int) -> list[tuple[str, str]]:
+    since = f", since {when(found.since_ms, now_ms)}" if found.since_ms else ""
+    late = f"{found.late:,}, the oldest for {format_duration(found.lag_ms)}"
+    return [
+        ("leader", f"{found.leader or 'none'}{since}"),
+        ("standing by", "\n".join(found.standbys) or "none"),
+        ("waiting", f"{found.waiting:,}"),
+        ("late", late if found.late else "none"),
+    ]
 
 
 def _list_problems(problems: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ from duetime.message import (
     DUE_PARTITION,
     DUE_STATE,
     DUE_TOPIC,
+    LAST_WORDS,
     WAITING_HEADERS,
 )
 from duetime.pipeline.destinations import Destinations
@@ -35,7 +36,6 @@ from duetime.pipeline.routing import (
     choose,
     detail,
     reason,
-    routed,
     waiting_record,
     without_reason,
 )
@@ -87,7 +87,7 @@ def judged(failed: DataFrame, settings: Settings) -> DataFrame:
         (soon, routes.lane(again, now)),
         otherwise=routes.wheel(again, now),
     )
-    return routed(known, why, to)
+    return routes.rows(known, why, to)
 
 
 def _failure() -> list[Column]:
@@ -150,17 +150,18 @@ def _again(message: Waiting) -> Waiting:
 def _last_words() -> Column:
     """The headers that a dead letter has on top of the sender's own."""
     message = waiting_record()
-    return F.array(
-        header(DUE_TOPIC, message.topic),
-        header(DUE_PARTITION, message.partition),
-        header(DUE_AT_MS, waiting_text(message.headers, DUE_AT_MS)),
-        header(DUE_ID, message.id),
-        header(DUE_ERROR, F.col("reason")),
-        header(DUE_ERROR_DETAIL, detail()),
-        header(DUE_ATTEMPTS, F.col("attempts")),
-        header(DUE_FAILED_FIRST_MS, F.col("first_ms")),
-        header(DUE_FAILED_LAST_MS, F.col("last_ms")),
-    )
+    words = {
+        DUE_TOPIC: message.topic,
+        DUE_PARTITION: message.partition,
+        DUE_AT_MS: waiting_text(message.headers, DUE_AT_MS),
+        DUE_ID: message.id,
+        DUE_ERROR: F.col("reason"),
+        DUE_ERROR_DETAIL: detail(),
+        DUE_ATTEMPTS: F.col("attempts"),
+        DUE_FAILED_FIRST_MS: F.col("first_ms"),
+        DUE_FAILED_LAST_MS: F.col("last_ms"),
+    }
+    return F.array(*(header(name, words[name]) for name in LAST_WORDS))
 
 
 def _foreign() -> Column:

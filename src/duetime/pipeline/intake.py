@@ -54,7 +54,6 @@ from duetime.pipeline.routing import (
     SinkRow,
     Waiting,
     choose,
-    routed,
 )
 from duetime.topics import TopicNames
 
@@ -94,7 +93,8 @@ class Intake:
         self._understood = canonical(by_topic).alias("asked"), now_ms().alias("now")
         self._refused = refused.alias("refused")
         self._identity = _identity(message)
-        self._known = Routes(settings).known(_sent(message))
+        self._routes = Routes(settings)
+        self._known = self._routes.known(_sent(message))
         self._why = _obstacle(message, settings)
         self._to = _place(message, settings)
 
@@ -117,7 +117,7 @@ class Intake:
 
     def routed(self, judged: DataFrame) -> DataFrame:
         """Rows for the sink: topic, partition, key, value, headers."""
-        return routed(judged.select("*", self._known), self._why, self._to)
+        return self._routes.rows(judged.select("*", self._known), self._why, self._to)
 
 
 def _identity(message: Waiting) -> tuple[Column, Column]:

@@ -11,8 +11,9 @@ from duetime.connection import spark_properties
 from duetime.stores import OffsetRange
 from duetime.topics import OVERHEAD_BYTES
 
-#: How long a sink tries to deliver a record, in seconds.
-DELIVERY_TIMEOUT_S = 20.0
+#: How long a sink tries to deliver a record, in seconds. A leader that is paused for longer than
+#: this sends nothing of what its producer still held, and a failed window rests for so long.
+DELIVERY_TIMEOUT_S = 10.0
 
 
 def read_stream(
@@ -85,7 +86,10 @@ def sink_options(settings: Settings) -> dict[str, str]:
         # A record may not turn up in its slot long after it was routed there: later than this, the
         # query fails and routes it again.
         "kafka.delivery.timeout.ms": str(int(DELIVERY_TIMEOUT_S * 1_000)),
-        "kafka.request.timeout.ms": "10000",
+        "kafka.request.timeout.ms": "5000",
+        # After a pause the connection is idle, and closed before anything is written to it: then
+        # what the producer held is found to be too old. Opening one takes a millisecond or two.
+        "kafka.connections.max.idle.ms": "5000",
         # A topic that is gone since it was looked up: the default of a minute would hold up others.
         "kafka.max.block.ms": "5000",
         "kafka.max.request.size": str(settings.max_message_bytes + 4 * OVERHEAD_BYTES),

@@ -11,7 +11,7 @@ from duetime.columns import lane_wait_ms, now_ms, slept_until
 from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.pipeline.kafka import read_stream
-from duetime.pipeline.routing import Routes, choose, routed, waiting_record
+from duetime.pipeline.routing import Routes, choose, waiting_record
 from duetime.topics import TopicNames
 
 
@@ -50,4 +50,4 @@ def looked_at_again(records: DataFrame, settings: Settings) -> DataFrame:
     )
     why = F.when(~unreadable & (message.due_ms <= now), routes.obstacle(message, now))
     known = routes.known(F.when(~unreadable, message.topic))
-    return routed(records.select("*", now_ms().alias("after"), known), why, to)
+    return routes.rows(records.select("*", now_ms().alias("after"), known), why, to)

@@ -36,6 +36,7 @@ from duetime.message import (
     WAITING_HEADERS,
 )
 from duetime.pipeline.destinations import known_of, obstacle
+from duetime.pipeline.election import lease_is_held
 from duetime.topics import OVERHEAD_BYTES, TopicNames
 
 #: A destination's partition; a cluster has no more than some hundred thousand.
@@ -129,11 +130,6 @@ def waiting_record() -> Waiting:
     )
 
 
-def routed(records: DataFrame, why: Column, to: SinkRow) -> DataFrame:
-    """Rows for the sink: each to its place, which may depend on the column `why`."""
-    return records.select("*", why.alias("why")).select(*to.columns())
-
-
 def choose(*cases: tuple[Column, SinkRow], otherwise: SinkRow) -> SinkRow:
     """The row of the first case that holds; a condition that is null does not."""
 
@@ -174,6 +170,14 @@ class Routes:
         self._wheel = settings.wheel
         self._ladder = settings.ladder
         self._room = settings.max_message_bytes + OVERHEAD_BYTES
+
+    def rows(self, records: DataFrame, why: Column, to: SinkRow) -> DataFrame:
+        """Rows for the sink: each to its place, which may depend on the column `why`.
+
+        Only while we lead: whatever was held up before this is held up here.
+        """
+        known = records.select("*", why.alias("why"))
+        return known.where(lease_is_held(self._settings)).select(*to.columns())
 
     def destination(self, message: Waiting) -> SinkRow:
         """To where the sender wanted it."""

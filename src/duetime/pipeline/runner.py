@@ -1,33 +1,30 @@
-"""The whole pipeline of one process: start, warm up, watch, stop."""
+"""The whole pipeline of one process: start, warm up, lead or stand by, stop."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from pyspark.errors import PySparkException
 from pyspark.sql.streaming import StreamingQuery
 
 from duetime.admin import check_topics
+from duetime.callbacks import Callbacks
 from duetime.clock import Clock, SystemClock
 from duetime.config import Settings
-from duetime.errors import ConfigError, KafkaError
+from duetime.errors import ConfigError
 from duetime.pipeline.destinations import Destinations
+from duetime.pipeline.election import Election
 from duetime.pipeline.failures import failures
 from duetime.pipeline.housekeeping import Tally, free_read
 from duetime.pipeline.intake import Intake, intake_records
-from duetime.pipeline.kafka import (
-    DELIVERY_TIMEOUT_S,
-    read_stream,
-    start_micro_batches,
-    start_real_time,
-)
+from duetime.pipeline.jvm import jvm
+from duetime.pipeline.kafka import read_stream, start_micro_batches, start_real_time
 from duetime.pipeline.lanes import lanes
+from duetime.pipeline.queries import Queries
 from duetime.pipeline.recover import recover_intake, recover_lanes
 from duetime.pipeline.release import Release
 from duetime.pipeline.session import spark_session
@@ -39,8 +36,11 @@ from duetime.topics import TopicNames
 
 log = logging.getLogger(__name__)
 
+#: How often is looked whether we lead, in seconds.
+WATCH_S = 0.2
+
 #: How often the queries are looked at, in seconds.
-WATCH_S = 1.0
+LOOK_S = 1.0
 
 #: How often it is told what was rejected or is dead, in seconds.
 TELL_S = 10.0
@@ -48,36 +48,15 @@ TELL_S = 10.0
 #: How long the first messages that are overdue at start have Spark for themselves, in seconds.
 FIRST_S = 20.0
 
-#: A query that fails is started again after this long, in seconds: what it has handed to its
-#: producer may still arrive for `delivery.timeout.ms`, and must be there to be read back.
-RESTART_S = DELIVERY_TIMEOUT_S + 1.0
-
-#: Doubled for each further failure, up to this, in seconds.
-MOST_RESTART_S = 120.0
-
-#: A query that ran so long has recovered from what ailed it, in seconds.
-WELL_S = 60.0
-
 #: The queries whose topics are ours alone: what is read and committed is of no more use.
 FREED = ("lanes", "failures")
 
 
-@dataclass(slots=True)
-class Running:
-    """A streaming query, and how to start it again."""
-
-    name: str
-    begin: Callable[[], StreamingQuery]
-    #: None where it could not be started yet.
-    query: StreamingQuery | None = None
-    begun_s: float = 0.0
-    failures: int = 0
-    #: When it is started again, by the monotonic clock; None while it runs.
-    restart_s: float | None = None
-
-
 class Pipeline:
-    """Everything that moves messages, in one process. A context manager, or start and stop it."""
+    """Everything that moves messages, in one process. A context manager, or start and stop it.
+
+    Of several on one cluster and namespace one leads, and the others stand by.
+    """
 
     def __init__(
         self, settings: Settings, *, jars: Sequence[Path] = (), clock: Clock | None = None
@@ -90,9 +69,15 @@ class Pipeline:
         self._jars = jars
         self._clock = clock or SystemClock()
         self._stopping = threading.Event()
-        self._queries: list[Running] = []
         self._started_so_far = ExitStack()
-        self._tell_s = 0.0
+        #: What a leader has started; none while we stand by.
+        self._leading: ExitStack | None = None
+        self._look_s = self._tell_s = 0.0
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether it delivers, and does not only stand by."""
+        return self._leading is not None
 
     def start(self) -> None:
         """Start everything; returns when it is warm, so that the first window is punctual.
@@ -101,11 +86,15 @@ class Pipeline:
         """
         check_topics(self._settings)
         to_stop = self._started_so_far
-        self.spark = spark_session(self._settings, self._jars)
-        to_stop.callback(self.spark.stop)
-        self._store = KafkaStore(self._settings)
-        to_stop.callback(self._store.close)
-        to_stop.callback(self._stop_queries)
+        self._election = Election(self._settings, self._clock)
+        with ExitStack() as unless_started:
+            unless_started.callback(self._election.close)
+            # The group takes a moment to answer, and Spark to start.
+            self._election.start()
+            self.spark = spark_session(self._settings, self._jars)
+            to_stop.callback(self.spark.stop)
+            to_stop.push(unless_started.pop_all())
+        self._election.guard(jvm(self.spark))
         self._destinations = Destinations(self.spark, self._settings)
         self._destinations.start()
         to_stop.callback(self._destinations.close)
@@ -113,29 +102,20 @@ class Pipeline:
         to_stop.callback(self._tally.close)
         self._written = Written(self.spark, self._settings)
         to_stop.callback(self._written.close)
-        turn = Turn(self.spark, self._settings, self._written)
-        release = Release(settings=self._settings, store=self._store, turn=turn, clock=self._clock)
-        to_stop.callback(release.stop)
-        # What is late already goes first: a JVM that has just been started does one thing well.
-        wait(release.rescue_once()[:1], timeout=FIRST_S)
-        release.start()
-        self._queries = [Running(name, begin) for name, begin in self._begin().items()]
-        with ThreadPoolExecutor() as pool:
-            # At once, because each takes seconds in a JVM that has just been started.
-            list(pool.map(self._restart, self._queries))
-        if self._settings.warm_up_seconds:
-            warm_up = WarmUp(self._settings, self._clock, self._stopping)
-            warm_up.drill(turn)
-            warm_up.until_punctual()
+        to_stop.callback(self._step_down)
+        self._turn = Turn(self.spark, self._settings, self._written)
+        if self._election.wait():
+            self._lead()
+        self._warm_up()
 
     def watch(self) -> None:
-        """Keep the queries running until `stop` is called from elsewhere."""
+        """Lead when it is our turn, and keep the queries running, until `stop` is called."""
         while not self._stopping.wait(WATCH_S):
             try:
                 self._look_around()
             except Exception:
                 # What delivers messages goes on without being looked at.
-                log.exception("could not look at the queries; looking again")
+                log.exception("could not look at the pipeline; looking again")
 
     def ask_to_stop(self) -> None:
         """Make `watch` return. May be called from a signal handler."""
@@ -155,6 +135,67 @@ class Pipeline:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _warm_up(self) -> None:
+        if not self._settings.warm_up_seconds:
+            return
+        warm_up = WarmUp(self._settings, self._clock, self._stopping)
+        if self.is_leading:
+            warm_up.drill(self._turn)
+            warm_up.until_punctual()
+        else:
+            # Others lead: nothing may be sent but to ourselves, and our turn may come any time.
+            warm_up.drill(self._turn, until=self._election.is_leading)
+            log.info("standing by")
+
+    def _lead(self) -> None:
+        """Start what delivers."""
+        settings = self._settings
+        self._leading = started = ExitStack()
+        # What was left in the middle by whoever led before is read from Kafka now.
+        self._store = KafkaStore(settings)
+        started.callback(self._store.close)
+        self._queries = Queries(self._begin(), self._destinations.refresh)
+        started.callback(self._queries.stop)
+        release = Release(settings=settings, store=self._store, turn=self._turn, clock=self._clock)
+        started.callback(release.stop)
+        if settings.callback_hosts:
+            callbacks = Callbacks(settings)
+            started.callback(callbacks.close)
+            callbacks.start()
+        # What is late already goes first: a JVM that has just been started does one thing well.
+        wait(release.rescue_once()[:1], timeout=FIRST_S)
+        release.start()
+        self._queries.start()
+        log.info("leading")
+
+    def _step_down(self) -> None:
+        """Stop what delivers. Safe to repeat."""
+        if self._leading is not None:
+            # What is stopped on purpose tells of it as of a failure.
+            self.spark.sparkContext.setLogLevel("OFF")
+            self._leading.close()
+            self._leading = None
+
+    def _look_around(self) -> None:
+        if self.is_leading and not self._election.is_leading.is_set():
+            log.warning("another pipeline leads: stopping what delivers")
+            self.spark.sparkContext.cancelAllJobs()
+            self._step_down()
+            self.spark.sparkContext.setLogLevel("ERROR")
+            log.info("standing by")
+        elif not self.is_leading and self._election.is_leading.is_set():
+            self._lead()
+        if self.is_leading and time.monotonic() >= self._look_s:
+            self._look_s = time.monotonic() + LOOK_S
+            self._queries.look_around(self._visit)
+        if time.monotonic() >= self._tell_s:
+            self._tell_s = time.monotonic() + TELL_S
+            self._tally.tell()
+
+    def _visit(self, name: str, query: StreamingQuery) -> None:
+        if name in FREED:
+            free_read(self._store, query)
 
     def _begin(self) -> dict[str, Callable[[], StreamingQuery]]:
         """How each query is started, by its name."""
@@ -186,60 +227,3 @@ class Pipeline:
         failed = read_stream(self.spark, self._settings, [TopicNames(self._settings).failed])
         handle = failures(self._settings, self._destinations, self._written)
         return start_micro_batches(failed, handle, self._settings, "failures")
-
-    def _stop_queries(self) -> None:
-        # What is stopped on purpose tells of it as of a failure.
-        self.spark.sparkContext.setLogLevel("OFF")
-        queries = [running.query for running in self._queries if running.query]
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(_stopped, queries))
-
-    def _look_around(self) -> None:
-        if time.monotonic() >= self._tell_s:
-            self._tell_s = time.monotonic() + TELL_S
-            self._tally.tell()
-        for running in self._queries:
-            self._look_at(running)
-
-    def _look_at(self, running: Running) -> None:
-        """Start a failed query again from its last commit, after a pause that the others do not."""
-        if running.restart_s is not None:
-            if running.restart_s <= time.monotonic():
-                self._restart(running)
-        elif running.query and (failed := running.query.exception()):
-            self._put_off(running, failed)
-        elif running.query and running.name in FREED:
-            free_read(self._store, running.query)
-
-    def _put_off(self, running: Running, failed: Exception) -> None:
-        if time.monotonic() - running.begun_s > WELL_S:
-            running.failures = 0
-        pause_s = min(RESTART_S * 2**running.failures, MOST_RESTART_S)
-        running.restart_s = time.monotonic() + pause_s
-        running.failures += 1
-        log.error(
-            "query failed query=%s restart_s=%.0f error=%s",
-            running.name,
-            pause_s,
-            _first_line(failed),
-        )
-
-    def _restart(self, running: Running) -> None:
-        running.restart_s, running.begun_s = None, time.monotonic()
-        try:
-            # What failed may be a topic that is not what it was.
-            self._destinations.refresh()
-            running.query = running.begin()
-        except (PySparkException, KafkaError) as error:
-            self._put_off(running, error)
-
-
-def _stopped(query: StreamingQuery) -> None:
-    try:
-        query.stop()
-    except PySparkException as error:
-        log.warning("query did not stop in time query=%s error=%s", query.name, _first_line(error))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]

@@ -21,7 +21,7 @@ from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.message import LATEST_MS
 from duetime.pipeline.kafka import read_ranges, write_batch
-from duetime.pipeline.routing import Routes, SinkRow, Waiting, choose, routed, waiting_record
+from duetime.pipeline.routing import Routes, SinkRow, Waiting, choose, waiting_record
 from duetime.pipeline.written import Scope, Written
 from duetime.stores import OffsetRange
 
@@ -43,11 +43,12 @@ class Turn:
         self._readable = _readable()
         self._later = _is_later(settings.horizon_ms).alias("later")
         self._nth = _nth_of_its_id()
+        self._routes = Routes(settings)
         sent_to = F.when(~F.col("later"), F.col("due_topic"))
-        self._known = now_ms().alias("now"), Routes(settings).known(sent_to)
+        self._known = now_ms().alias("now"), self._routes.known(sent_to)
         self._paced = _paced()
-        self._why = _obstacle(settings)
-        self._to = _next_place(settings)
+        self._why = _obstacle(self._routes)
+        self._to = _next_place(self._routes)
 
     def __call__(self, ranges: Sequence[OffsetRange]) -> None:
         """Empty these ranges; returns when everything is acknowledged.
@@ -75,7 +76,7 @@ class Turn:
             .sortWithinPartitions(_turn_of_each(), *ARRIVAL)
             .select("*", *self._known)
             .where(self._paced)
-            .transform(routed, self._why, self._to)
+            .transform(self._routes.rows, self._why, self._to)
         )
 
     def _without_duplicates_and_cancelled(self, records: DataFrame) -> DataFrame:
@@ -134,14 +135,14 @@ def _paced() -> Column:
     return F.when(F.col("later"), True).when(F.col("is_cancel"), False).otherwise(due)
 
 
-def _obstacle(settings: Settings) -> Column:
+def _obstacle(routes: Routes) -> Column:
     sent = F.col("known") & ~F.col("later")
-    return F.when(sent, Routes(settings).obstacle(_message(), now_ms()))
+    return F.when(sent, routes.obstacle(_message(), now_ms()))
 
 
-def _next_place(settings: Settings) -> SinkRow:
+def _next_place(routes: Routes) -> SinkRow:
     """To the destination what is due, to its slot what is due later."""
-    message, routes = _message(), Routes(settings)
+    message = _message()
     why = routes.rejected(
         F.lit(str(Reason.UNREADABLE)), F.lit("no record of the wheel: who wrote it?")
     )

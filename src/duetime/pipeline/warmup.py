@@ -61,14 +61,19 @@ class WarmUp:
         self._began_s = time.monotonic()
         self._producer = Producer(librdkafka_properties(settings) | {"linger.ms": 5})
 
-    def drill(self, turn: Callable[[Sequence[OffsetRange]], None]) -> None:
+    def drill(
+        self,
+        turn: Callable[[Sequence[OffsetRange]], None],
+        until: threading.Event | None = None,
+    ) -> None:
         """Take the same small turn again and again, or return when it is to stop."""
+        is_over = until or self._stopping
         ranges = [self._drilled_range()]
         until_s = self._until_s(DRILL_SHARE)
 
         def again(_: int) -> int:
             turns = 0
-            while time.monotonic() < until_s and not self._stopping.is_set():
+            while time.monotonic() < until_s and not (self._stopping.is_set() or is_over.is_set()):
                 turn(ranges)
                 turns += 1
             return turns

@@ -63,7 +63,7 @@ class Offsets:
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=TIMEOUT_S
         )
         try:
-            found = _answer(described[topic].result)
+            found = answer(described[topic].result)
         except KafkaError as error:
             code = error.__cause__.args[0].code() if error.__cause__ else None
             if code in MISSING:
@@ -111,7 +111,7 @@ class Offsets:
             TopicPartition(*place, offset, metadata=notes.get(place, ""))
             for place, offset in offsets.items()
         ]
-        answers = _answer(lambda: self._consumer.commit(offsets=positions, asynchronous=False))
+        answers = answer(lambda: self._consumer.commit(offsets=positions, asynchronous=False))
         for one in answers or ():
             if one.error is not None:
                 raise _failed(one.error)
@@ -131,7 +131,7 @@ class Offsets:
         asked = [TopicPartition(topic, partition) for topic, partition in places]
         if not asked:
             return {}
-        answers = _answer(lambda: self._consumer.committed(asked, timeout=TIMEOUT_S))
+        answers = answer(lambda: self._consumer.committed(asked, timeout=TIMEOUT_S))
         for one in answers:
             if one.error is not None:
                 raise _failed(one.error)
@@ -141,15 +141,15 @@ class Offsets:
         return self._offsets({TopicPartition(*place): spec for place in places})
 
     def _offsets(self, wanted: dict[Any, OffsetSpec]) -> dict[Place, int]:
-        return _answer(lambda: self._ask(wanted)) if wanted else {}
+        return answer(lambda: self._ask(wanted)) if wanted else {}
 
     def _ask(self, wanted: dict[Any, OffsetSpec]) -> dict[Place, int]:
         answers = self._admin.list_offsets(wanted, request_timeout=TIMEOUT_S)
         return {(at.topic, at.partition): one.result().offset for at, one in answers.items()}
 
 
-def _answer(ask: Callable[[], _Answer]) -> _Answer:
-    """The answer, asked for again while it is one that passes."""
+def answer(ask: Callable[[], _Answer]) -> _Answer:
+    """The answer, asked for again while it is one that passes. Raises KafkaError."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while True:
         try:

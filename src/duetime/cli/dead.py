@@ -1,0 +1,129 @@
+"""dead list, show, redrive: what could not be delivered, and bringing it back."""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from typing import Annotated
+
+import typer
+
+from duetime.cli.connect import connected
+from duetime.cli.display import console, facts, payload, printable, table, when
+from duetime.cli.options import BadInput, Config, Json, Kafka, instant_option_ms
+from duetime.clock import SystemClock, format_instant
+from duetime.dead import DeadLetter, DeadLetters, Selection
+
+app = typer.Typer(
+    no_args_is_help=True, help="What could not be delivered: list it, show it, bring it back."
+)
+
+#: What may be secret, or large.
+PAYLOAD = ("key", "value", "headers")
+
+Topic = Annotated[str | None, typer.Option("--topic", help="Those for this destination.")]
+Why = Annotated[str | None, typer.Option("--reason", help="Those that died of this.")]
+Since = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="Dead since then; with a zone.")
+]
+
+
+@app.command("list")
+def list_(  # noqa: PLR0913 (an option each)
+    *,
+    topic: Topic = None,
+    reason: Why = None,
+    since: Since = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="The most that are listed.")] = 50,
+    as_json: Json = False,
+    kafka: Kafka = None,
+    config: Config = None,
+) -> None:
+    """List the latest dead letters that were not brought back."""
+    selection = _selection(topic, reason, since)
+    letters = DeadLetters(connected(kafka, config)).latest(selection, limit)
+    if as_json:
+        typer.echo(json.dumps([_as_json(each) for each in letters]))
+        return
+    if not letters:
+        typer.echo("no dead letters")
+        return
+    shown = table("number", "dead since", "topic", "reason", "tries", "id")
+    for each in letters:
+        died = format_instant(each.last_ms)
+        shown.add_row(str(each.number), died, each.topic, each.reason, str(each.attempts), each.id)
+    console().print(shown)
+
+
+@app.command()
+def show(
+    number: Annotated[int, typer.Argument(metavar="NUMBER", help="As dead list has it.")],
+    *,
+    value: Annotated[
+        bool, typer.Option("--value", help="Only the payload, byte for byte, for a pipe.")
+    ] = False,
+    kafka: Kafka = None,
+    config: Config = None,
+) -> None:
+    """Show all about a dead letter."""
+    letter = DeadLetters(connected(kafka, config)).find(number)
+    if value:
+        sys.stdout.buffer.write(letter.value or b"")
+        return
+    typer.echo(facts(_facts(letter, SystemClock().now_ms())))
+
+
+@app.command()
+def redrive(  # noqa: PLR0913 (an option each)
+    numbers: Annotated[
+        list[int] | None, typer.Argument(metavar="[NUMBER]...", help="As dead list has them.")
+    ] = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="All there are.")] = False,
+    topic: Topic = None,
+    reason: Why = None,
+    since: Since = None,
+    kafka: Kafka = None,
+    config: Config = None,
+) -> None:
+    """Send dead letters once more, due now; each is brought back once, also by two at a time."""
+    if not (numbers or everything or topic or reason or since):
+        raise BadInput("say which: their numbers, --topic, --reason, --since or --all")
+    selection = _selection(topic, reason, since, numbers)
+    sent = DeadLetters(connected(kafka, config)).redrive(selection, SystemClock())
+    typer.echo(f"brought back {sent:,}")
+
+
+def _selection(
+    topic: str | None, reason: str | None, since: str | None, numbers: list[int] | None = None
+) -> Selection:
+    return Selection(
+        topic=topic,
+        reason=reason,
+        since_ms=instant_option_ms(since),
+        numbers=frozenset(numbers) if numbers else None,
+    )
+
+
+def _as_json(letter: DeadLetter) -> dict[str, object]:
+    """All but what may be secret: the payload and the headers."""
+    told = asdict(replace(letter, key=None, value=None, headers=()))
+    return {name: each for name, each in told.items() if name not in PAYLOAD}
+
+
+def _facts(letter: DeadLetter, now_ms: int) -> list[tuple[str, str]]:
+    pairs = [
+        ("number", str(letter.number)),
+        ("id", letter.id),
+        ("reason", f"{letter.reason}: {letter.detail}"),
+        ("tries", str(letter.attempts)),
+        ("failed first", when(letter.first_ms, now_ms)),
+        ("failed last", when(letter.last_ms, now_ms)),
+        ("was due", when(letter.due_ms, now_ms)),
+        ("topic", letter.topic),
+    ]
+    if letter.partition is not None:
+        pairs.append(("partition", str(letter.partition)))
+    if letter.key is not None:
+        pairs.append(("key", printable(letter.key)))
+    pairs += [("header", f"{name}={printable(value)}") for name, value in letter.headers]
+    return [*pairs, ("value", payload(letter.value))]

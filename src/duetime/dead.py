@@ -1,0 +1,199 @@
+"""Dead letters: what could not be delivered, looked at, and brought back.
+
+A letter is brought back once: the message and a note that it was sent are one transaction, and of
+two that redrive at once one fails. The notes are in a topic of their own, the offset as their key.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Self
+
+from confluent_kafka import Message
+
+from duetime.clock import Clock
+from duetime.config import Settings
+from duetime.errors import UnknownMessage
+from duetime.message import (
+    DUE_AT_MS,
+    DUE_ATTEMPTS,
+    DUE_ERROR,
+    DUE_ERROR_DETAIL,
+    DUE_FAILED_FIRST_MS,
+    DUE_FAILED_LAST_MS,
+    DUE_ID,
+    DUE_PARTITION,
+    DUE_TOPIC,
+    LAST_WORDS,
+    MessageId,
+)
+from duetime.outgoing import Outgoing, Wanted, scheduled
+from duetime.stores import OffsetRange
+from duetime.stores.offsets import Offsets
+from duetime.stores.records import Header, RangeReader, headers_of
+from duetime.topics import TopicNames
+from duetime.transaction import transaction
+
+#: How many letters one transaction brings back.
+AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A message that could not be delivered, and why."""
+
+    #: Its place in the topic of dead letters: what it is called by.
+    number: int
+    topic: str
+    partition: int | None
+    due_ms: int
+    #: The id under which it waited.
+    id: str
+    reason: str
+    detail: str
+    attempts: int
+    #: When it failed first and last, epoch ms.
+    first_ms: int
+    last_ms: int
+    key: bytes | None = field(repr=False)
+    value: bytes | None = field(repr=False)
+    #: The sender's own.
+    headers: tuple[Header, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which letters are meant; None is any."""
+
+    topic: str | None = None
+    reason: str | None = None
+    #: Those that failed last at this instant or later, epoch ms.
+    since_ms: int | None = None
+    numbers: frozenset[int] | None = None
+
+    def has(self, letter: DeadLetter) -> bool:
+        """Whether this one is meant."""
+        return (
+            self.topic in (None, letter.topic)
+            and self.reason in (None, letter.reason)
+            and (self.since_ms is None or letter.last_ms >= self.since_ms)
+            and (self.numbers is None or letter.number in self.numbers)
+        )
+
+
+class DeadLetters:
+    """The dead letters of a cluster that were not brought back. Raises KafkaError."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._names = TopicNames(settings)
+
+    def latest(self, selection: Selection, limit: int) -> list[DeadLetter]:
+        """The last ones to have died, of those that are meant, the oldest of them first."""
+        return list(deque(self._letters(selection), maxlen=limit))
+
+    def find(self, number: int) -> DeadLetter:
+        """The one with this number. Raises UnknownMessage."""
+        for letter in self._letters(Selection(numbers=frozenset((number,)))):
+            return letter
+        raise UnknownMessage(f"no dead letter has the number {number}, or it was brought back")
+
+    def redrive(self, selection: Selection, clock: Clock) -> int:
+        """Send those that are meant once more, due now; returns how many."""
+        sent = 0
+        found = self._letters(selection)
+        while letters := list(islice(found, AT_ONCE)):
+            with transaction(self._settings, "redrive") as send:
+                # Whoever was at it at the same time is fenced off now: what it sent is noted.
+                gone = self._redriven()
+                left = [letter for letter in letters if letter.number not in gone]
+                send(each for letter in left for each in self._again(letter, clock.now_ms()))
+                sent += len(left)
+        return sent
+
+    def _again(self, letter: DeadLetter, now_ms: int) -> tuple[Outgoing, Outgoing]:
+        """The message anew, and the note."""
+        wanted = Wanted(
+            topic=letter.topic,
+            value=letter.value,
+            key=letter.key,
+            headers=letter.headers,
+            partition=letter.partition,
+        )
+        unique = f"redriven.{letter.number}"
+        message = scheduled(wanted, self._settings, due_ms=now_ms, now_ms=now_ms, unique=unique)
+        note = Outgoing(
+            id=message.id,
+            topic=self._names.redriven,
+            key=str(letter.number).encode(),
+            value=None,
+            headers=(),
+        )
+        return message, note
+
+    def _letters(self, selection: Selection) -> Iterator[DeadLetter]:
+        gone = self._redriven()
+        for record in self._records(self._names.dead):
+            letter = _letter(record)
+            if letter and letter.number not in gone and selection.has(letter):
+                yield letter
+
+    def _redriven(self) -> set[int]:
+        keys = (record.key() or b"" for record in self._records(self._names.redriven))
+        return {int(key) for key in keys if key.isdigit()}
+
+    def _records(self, topic: str) -> Iterator[Message]:
+        place = topic, 0
+        offsets = Offsets(self._settings, f"{self._settings.namespace}.reader")
+        try:
+            start, end = offsets.starts([place])[place], offsets.ends([place])[place]
+        finally:
+            offsets.close()
+        with RangeReader(self._settings) as reader:
+            yield from reader.records([OffsetRange(*place, start, end)])
+
+
+class _Words:
+    """The headers that a dead letter has on top of the sender's own."""
+
+    def __init__(self, headers: Iterable[Header]) -> None:
+        self._texts = {name: (value or b"").decode() for name, value in headers if value}
+
+    def text(self, name: str) -> str:
+        return self._texts.get(name, "")
+
+    def number(self, name: str) -> int:
+        return int(self._texts.get(name) or 0)
+
+    @classmethod
+    def of(cls, headers: list[Header]) -> Self | None:
+        """None where the record is no dead letter of ours."""
+        own = headers[-len(LAST_WORDS) :]
+        return cls(own) if tuple(name for name, _ in own) == LAST_WORDS else None
+
+
+def _letter(record: Message) -> DeadLetter | None:
+    headers = headers_of(record)
+    try:
+        words = _Words.of(headers)
+        if words is None:
+            return None
+        partition = words.text(DUE_PARTITION)
+        return DeadLetter(
+            number=record.offset() or 0,
+            topic=words.text(DUE_TOPIC),
+            partition=int(partition) if partition else None,
+            due_ms=words.number(DUE_AT_MS),
+            id=str(MessageId.parse(words.text(DUE_ID))),
+            reason=words.text(DUE_ERROR),
+            detail=words.text(DUE_ERROR_DETAIL),
+            attempts=words.number(DUE_ATTEMPTS),
+            first_ms=words.number(DUE_FAILED_FIRST_MS),
+            last_ms=words.number(DUE_FAILED_LAST_MS),
+            key=record.key(),
+            value=record.value(),
+            headers=tuple(headers[: -len(LAST_WORDS)]),
+        )
+    except ValueError:
+        return None

@@ -1,0 +1,208 @@
+"""Who delivers: of several pipelines on one cluster one leads, and the others stand by.
+
+They are a consumer group on a topic of one partition: whoever is assigned it leads. Every second
+the leader commits to the group, which only a member can. So from then on no other can lead for as
+long as its session lasts; and for a little less than that it holds a lease, and may send.
+
+A process may be paused at any instant (SIGSTOP, a virtual machine that is moved) and know nothing
+of it. So the lease is looked at by each row, last before the sink: as a system property of the JVM,
+in nanoseconds of the monotonic clock, which Python and Java share. Only where driver and executors
+share a JVM; elsewhere there is no property, and a row has nothing to look at.
+"""
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaError as BrokerError
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from duetime.clock import Clock
+from duetime.config import Settings
+from duetime.connection import librdkafka_properties
+from duetime.topics import TopicNames
+
+log = logging.getLogger(__name__)
+
+#: After so long without a word from the leader another is chosen, in seconds. The least that
+#: brokers allow as they come (group.min.session.timeout.ms).
+SESSION_S = 6.0
+
+#: How long the leader may send after it has shown that it is in the group, in seconds. The rest of
+#: the session is for what is on its way to the broker.
+LEASE_S = SESSION_S - 1.0
+
+#: How often the lease is renewed, in seconds.
+RENEW_S = 1.0
+
+#: How often is looked whether the group has news, in seconds.
+LOOK_S = 0.1
+
+#: How long the group may take to answer whether we lead, in seconds: a leader that was killed is
+#: waited for until its session ends.
+ANSWER_S = SESSION_S + 4.0
+
+#: How long a row waits for a lease that has ended, in ms: a broker that is started again is no
+#: reason to fail. Each time it looks again, and after the last it raises.
+WAITS_MS = (100, 400, 1_500, 3_000, 5_000)
+
+#: Answers that say that we are not in the group any more.
+LOST = (
+    BrokerError.UNKNOWN_MEMBER_ID,
+    BrokerError.ILLEGAL_GENERATION,
+    BrokerError.FENCED_INSTANCE_ID,
+    BrokerError._FENCED,  # noqa: SLF001 (their public name)
+)
+
+
+def lease_is_held(settings: Settings) -> Column:
+    """A filter for rows: true while we lead, waits a while for it otherwise, then raises."""
+    held = _is_held(settings)
+    for wait_ms in reversed(WAITS_MS):
+        waited = F.call_function(
+            "java_method", F.lit("java.lang.Thread"), F.lit("sleep"), F.lit(wait_ms).cast("bigint")
+        )
+        held = _is_held(settings) | (waited.isNotNull() & held)
+    lost = F.raise_error(F.lit("another pipeline leads: what is not sent yet is sent there"))
+    return F.when(held, True).otherwise(lost.cast("boolean"))
+
+
+def _is_held(settings: Settings) -> Column:
+    now = F.expr("bigint(java_method('java.lang.System', 'nanoTime'))")
+    without_election = F.lit(2**63 - 1)
+    lease = F.call_function(
+        "java_method",
+        F.lit("java.lang.Long"),
+        F.lit("getLong"),
+        F.lit(_property(settings)),
+        without_election,
+    ).cast("bigint")
+    return now < lease
+
+
+class Election:
+    """One pipeline's part in the election, in a thread of its own.
+
+    `is_leading` is set while it leads. It is cleared once another may lead.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._place = TopicNames(settings).leader, 0
+        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self._jvm: Any = None
+        self.is_leading = threading.Event()
+        self._answered = threading.Event()
+        self._closing = threading.Event()
+        self._since_ms = 0
+        self._consumer = Consumer(
+            librdkafka_properties(settings)
+            | {
+                "group.id": TopicNames(settings).leader_group,
+                "client.id": self._name,
+                "session.timeout.ms": int(SESSION_S * 1_000),
+                "heartbeat.interval.ms": int(RENEW_S * 1_000),
+                # A driver that hangs leads no more than one that has died.
+                "max.poll.interval.ms": int(SESSION_S * 2_000),
+                "enable.auto.commit": False,
+                "auto.offset.reset": "latest",
+                # A pipeline that joins must not take the partition from the one that leads.
+                "partition.assignment.strategy": "cooperative-sticky",
+            }
+        )
+        self._thread = threading.Thread(target=self._take_part, name="election", daemon=True)
+
+    def start(self) -> None:
+        """Join the group."""
+        topic, _ = self._place
+        self._consumer.subscribe(
+            [topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
+        self._thread.start()
+
+    def guard(self, jvm: Any) -> None:  # noqa: ANN401 (py4j's view of the JVM has no type)
+        """From the first time that we lead, rows of this JVM are sent only while we do."""
+        self._jvm = jvm
+
+    def wait(self) -> bool:
+        """Wait until it is known whether we lead, or for as long as a dead leader is waited for."""
+        self._answered.wait(ANSWER_S)
+        return self.is_leading.is_set()
+
+    def close(self) -> None:
+        """Leave the group, so that another can lead at once."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._consumer.close()
+
+    def _take_part(self) -> None:
+        renew_s = 0.0
+        while not self._closing.is_set():
+            try:
+                # The topic is empty: this is where the group's news arrive.
+                self._consumer.poll(LOOK_S)
+                if self._since_ms and (not self.is_leading.is_set() or time.monotonic() > renew_s):
+                    renew_s = time.monotonic() + RENEW_S
+                    self._renew()
+            except Exception:
+                log.exception("could not take part in the election; trying again")
+                self._closing.wait(RENEW_S)
+
+    def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        consumer.incremental_assign(places)
+        if places:
+            self._since_ms = self._clock.now_ms()
+        else:
+            self._answered.set()
+
+    def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self._step_down()
+        with suppress(KafkaException):
+            consumer.incremental_unassign(places)
+
+    def _renew(self) -> None:
+        """Show that we are in the group, and hold the lease from before that on."""
+        begun_s = time.monotonic()
+        note = json.dumps({"leader": self._name, "since_ms": self._since_ms})
+        if error := self._committed(note):
+            log.warning("the lease is not renewed error=%s", error.str())
+            if error.code() in LOST:
+                self._step_down()
+            return
+        self._lease_until(begun_s + LEASE_S)
+        self.is_leading.set()
+        self._answered.set()
+
+    def _committed(self, note: str) -> BrokerError | None:
+        """Commit as a member of the group; what the broker has against it."""
+        position = TopicPartition(*self._place, 0, metadata=note)
+        try:
+            answers = self._consumer.commit(offsets=[position], asynchronous=False)
+        except KafkaException as error:
+            refused: BrokerError = error.args[0]
+            return refused
+        return answers[0].error if answers else None
+
+    def _step_down(self) -> None:
+        if self.is_leading.is_set():
+            self._lease_until(0)
+        self._since_ms = 0
+        self.is_leading.clear()
+
+    def _lease_until(self, instant_s: float) -> None:
+        if self._jvm is not None:
+            nanos = str(int(instant_s * 1e9))
+            self._jvm.java.lang.System.setProperty(_property(self._settings), nanos)
+
+
+def _property(settings: Settings) -> str:
+    return f"{settings.namespace}.lease"

@@ -1,0 +1,103 @@
+"""The streaming queries of a pipeline: started together, looked at, and started again."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pyspark.errors import PySparkException
+from pyspark.sql.streaming import StreamingQuery
+
+from duetime.errors import KafkaError
+from duetime.pipeline.kafka import DELIVERY_TIMEOUT_S
+
+log = logging.getLogger(__name__)
+
+#: A query that fails is started again after this long, in seconds: what it has handed to its
+#: producer may still arrive for `delivery.timeout.ms`, and must be there to be read back.
+RESTART_S = DELIVERY_TIMEOUT_S + 1.0
+
+#: Doubled for each further failure, up to this, in seconds.
+MOST_RESTART_S = 120.0
+
+#: A query that ran so long has recovered from what ailed it, in seconds.
+WELL_S = 60.0
+
+
+@dataclass(slots=True)
+class Running:
+    """A streaming query, and how to start it again."""
+
+    name: str
+    begin: Callable[[], StreamingQuery]
+    #: None where it could not be started yet.
+    query: StreamingQuery | None = None
+    begun_s: float = 0.0
+    failures: int = 0
+    #: When it is started again, by the monotonic clock; None while it runs.
+    restart_s: float | None = None
+
+
+class Queries:
+    """Keeps some queries running, each from its last commit. Not thread-safe."""
+
+    def __init__(
+        self, begin: Mapping[str, Callable[[], StreamingQuery]], refresh: Callable[[], None]
+    ) -> None:
+        """`begin` has how each is started, by its name; `refresh` is called before that."""
+        self._running = [Running(name, each) for name, each in begin.items()]
+        self._refresh = refresh
+
+    def start(self) -> None:
+        """Start them at once, because each takes seconds in a JVM that has just been started."""
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(self._begin, self._running))
+
+    def look_around(self, visit: Callable[[str, StreamingQuery], None]) -> None:
+        """Start what has failed again, after a pause that the others do not make; visit others."""
+        for running in self._running:
+            if running.restart_s is not None:
+                if running.restart_s <= time.monotonic():
+                    self._begin(running)
+            elif running.query and (failed := running.query.exception()):
+                _put_off(running, failed)
+            elif running.query:
+                visit(running.name, running.query)
+
+    def stop(self) -> None:
+        """Stop them, and wait until they are."""
+        queries = [running.query for running in self._running if running.query]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(_stopped, queries))
+
+    def _begin(self, running: Running) -> None:
+        running.restart_s, running.begun_s = None, time.monotonic()
+        try:
+            # What failed may be a topic that is not what it was.
+            self._refresh()
+            running.query = running.begin()
+        except (PySparkException, KafkaError) as error:
+            _put_off(running, error)
+
+
+def _put_off(running: Running, failed: Exception) -> None:
+    if time.monotonic() - running.begun_s > WELL_S:
+        running.failures = 0
+    pause_s = min(RESTART_S * 2**running.failures, MOST_RESTART_S)
+    running.restart_s = time.monotonic() + pause_s
+    running.failures += 1
+    log.error(
+        "query failed query=%s restart_s=%.0f error=%s", running.name, pause_s, _first_line(failed)
+    )
+
+
+def _stopped(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except PySparkException as error:
+        log.warning("query did not stop in time query=%s error=%s", query.name, _first_line(error))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]

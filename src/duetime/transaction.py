@@ -1,0 +1,63 @@
+"""Several records or none: one Kafka transaction.
+
+Intake reads committed records only, so it sees all of them or none: a crash between two lines
+changes nothing, or everything.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+import confluent_kafka
+
+from duetime.client import producer_properties
+from duetime.config import Settings
+from duetime.errors import KafkaError
+from duetime.outgoing import Outgoing
+
+#: How long Kafka may take for one step of the transaction, in seconds.
+TIMEOUT_S = 20.0
+
+#: Intake waits for a transaction to end: one that was left open may not hold it up for long.
+TRANSACTION = {"transaction.timeout.ms": 10_000, "delivery.timeout.ms": 10_000}
+
+
+@contextmanager
+def transaction(settings: Settings, name: str) -> Iterator[Callable[[Iterable[Outgoing]], None]]:
+    """Gives what sends records. Commits at the end, aborts on any error. Raises KafkaError.
+
+    Of two at once with one name, the later fences off the earlier, whose end fails.
+    """
+    producer = confluent_kafka.Producer(
+        producer_properties(settings)
+        | TRANSACTION
+        | {"transactional.id": f"{settings.namespace}.{name}"}
+    )
+
+    def send(records: Iterable[Outgoing]) -> None:
+        for record in records:
+            producer.produce(
+                record.topic, value=record.value, key=record.key, headers=list(record.headers)
+            )
+            producer.poll(0)
+        producer.flush(TIMEOUT_S)
+
+    try:
+        producer.init_transactions(TIMEOUT_S)
+        producer.begin_transaction()
+        yield send
+        producer.commit_transaction(TIMEOUT_S)
+    except confluent_kafka.KafkaException as error:
+        raise _failure(producer, error.args[0]) from error
+    except BaseException:
+        with suppress(confluent_kafka.KafkaException):
+            producer.abort_transaction(TIMEOUT_S)
+        raise
+
+
+def _failure(producer: confluent_kafka.Producer, error: confluent_kafka.KafkaError) -> KafkaError:
+    """What a failed transaction means. Its own end, if Kafka does not hear of ours, is an abort."""
+    if error.txn_requires_abort():
+        producer.abort_transaction(TIMEOUT_S)
+    if error.txn_requires_abort() or error.fatal():
+        return KafkaError(f"not done ({error.str()}): nothing is changed, try again")
+    return KafkaError(f"it is not known whether it is done ({error.str()}): look before you repeat")

@@ -1,0 +1,111 @@
+"""One leads, the others stand by; and no row passes without a lease."""
+
+import os
+import time
+from contextlib import ExitStack
+from threading import Timer
+
+import pytest
+from pyspark.errors import PySparkException
+
+from duetime.clock import SystemClock
+from duetime.pipeline import election
+from duetime.pipeline.election import Election, lease_is_held
+from duetime.pipeline.jvm import jvm
+from duetime.status import status
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("topics")]
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def join(settings):
+    """Makes a member of the group, which leaves at the end of the test."""
+    with ExitStack() as members:
+
+        def joined():
+            member = Election(settings, SystemClock())
+            members.callback(member.close)
+            member.start()
+            return member
+
+        yield joined
+
+
+def await_that(condition):
+    until_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
+def test_the_first_leads_and_keeps_it_when_others_come_and_the_next_leads_when_it_leaves(join):
+    first = join()
+    assert first.wait()
+    second = join()
+    assert not second.wait()
+    assert first.is_leading.is_set()
+    first.close()
+    assert second.is_leading.wait(PATIENCE_S)
+
+
+def test_status_names_the_leader_its_time_and_who_stands_by(settings, join):
+    clock = SystemClock()
+    assert status(settings, clock).leader is None
+    before_ms = clock.now_ms()
+    assert join().wait()
+    assert not join().wait()
+    # Both are members of this process.
+    found = status(settings, clock)
+    assert found.leader.endswith(f":{os.getpid()}")
+    assert before_ms <= found.since_ms <= clock.now_ms()
+    assert found.standbys == (found.leader,)
+    assert (found.waiting, found.late, found.lag_ms) == (0, 0, 0)
+
+
+def test_status_counts_what_waits_and_what_is_late(settings, wheel, now_ms):
+    wheel.message("to", now_ms + 6_000)
+    wheel.message("to", now_ms + 600_000)
+
+    def after(passed_ms):
+        clock = SystemClock()
+        clock.now_ms = lambda: now_ms + passed_ms
+        found = status(settings, clock)
+        return found.waiting, found.late, found.lag_ms
+
+    assert after(0) == (2, 0, 0)
+    waiting, late, lag_ms = after(10_000)
+    assert (waiting, late) == (2, 1)
+    assert 2_000 < lag_ms < 5_000
+
+
+def test_the_rows_of_a_leader_that_steps_down_are_not_sent(settings, spark, join, monkeypatch):
+    leader = join()
+    leader.guard(jvm(spark))
+    assert leader.wait()
+    rows = spark.range(1).where(lease_is_held(settings))
+    await_that(lambda: rows.count() == 1)
+    monkeypatch.setattr(leader, "_renew", lambda: None)
+    leader._step_down()
+    assert not leader.is_leading.is_set()
+    monkeypatch.setattr(election, "WAITS_MS", (1,))
+    with pytest.raises(PySparkException, match="another pipeline leads"):
+        spark.range(1).where(lease_is_held(settings)).count()
+
+
+def test_a_row_waits_for_a_lease_that_is_renewed_late(settings, spark, monkeypatch):
+    system = jvm(spark).java.lang.System
+    name = f"{settings.namespace}.lease"
+    # No sleep of ours: the lease begins in the middle of the row's own wait.
+    system.setProperty(name, "0")
+    monkeypatch.setattr(election, "WAITS_MS", (1, 2_000))
+    rows = spark.range(1).where(lease_is_held(settings))
+    renewed = Timer(0.5, system.setProperty, (name, str(system.nanoTime() + 10**12)))
+    renewed.start()
+    assert rows.count() == 1
+    renewed.join()
+
+
+def test_without_an_election_every_row_passes(settings, spark):
+    assert spark.range(3).where(lease_is_held(settings)).count() == 3

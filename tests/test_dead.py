@@ -1,0 +1,149 @@
+"""Dead letters are listed, shown, and brought back once."""
+
+import json
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from duetime.clock import SystemClock
+from duetime.connection import librdkafka_properties
+from duetime.dead import DeadLetters, Selection
+from duetime.errors import KafkaError, UnknownMessage
+from duetime.message import LAST_WORDS
+from duetime.topics import TopicNames
+from duetime.transaction import transaction
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("topics")]
+
+ANY = Selection()
+
+
+@pytest.fixture
+def letters(settings):
+    return DeadLetters(settings)
+
+
+@pytest.fixture
+def die(settings):
+    """Writes a dead letter as the pipeline does."""
+    producer = Producer(librdkafka_properties(settings))
+
+    def write(topic="to", reason="unknown-topic", last_ms=2_000, **record):
+        words = (topic, "3", "1000", "0000000003e8-a", reason, "so it is", "10", "1500", last_ms)
+        headers = [("h", b"\x00")] + [
+            (name, str(word)) for name, word in zip(LAST_WORDS, words, strict=True)
+        ]
+        content = {"key": b"k", "value": b"\xff"} | record
+        producer.produce(TopicNames(settings).dead, headers=headers, **content)
+        assert producer.flush(30) == 0
+
+    return write
+
+
+def taken_in(settings):
+    """What intake would read: committed records."""
+    properties = {"group.id": "look", "enable.partition.eof": True, "enable.auto.commit": False}
+    consumer = Consumer(librdkafka_properties(settings) | properties)
+    topic = TopicNames(settings).native
+    consumer.assign([TopicPartition(topic, each, 0) for each in range(settings.intake_partitions)])
+    records, ended = [], set()
+    while len(ended) < settings.intake_partitions:
+        for one in consumer.consume(100, timeout=1.0):
+            if one.error():
+                ended.add(one.partition())
+            else:
+                records.append(one)
+    consumer.close()
+    return records
+
+
+def test_a_letter_has_all_that_the_message_had_and_why_it_died(letters, die):
+    die()
+    (letter,) = letters.latest(ANY, 10)
+    assert letter == letters.find(0)
+    assert (letter.topic, letter.partition, letter.due_ms) == ("to", 3, 1_000)
+    assert (letter.reason, letter.detail, letter.attempts) == ("unknown-topic", "so it is", 10)
+    assert (letter.first_ms, letter.last_ms) == (1_500, 2_000)
+    assert (letter.key, letter.value, letter.headers) == (b"k", b"\xff", (("h", b"\x00"),))
+
+
+def test_a_record_that_somebody_else_wrote_is_no_letter(settings, letters, die):
+    producer = Producer(librdkafka_properties(settings))
+    producer.produce(TopicNames(settings).dead, b"x", headers=[("due-topic", b"\xff")])
+    producer.flush(30)
+    die()
+    assert [each.number for each in letters.latest(ANY, 10)] == [1]
+    with pytest.raises(UnknownMessage, match="number 0"):
+        letters.find(0)
+
+
+def test_letters_are_selected_and_the_latest_are_listed(letters, die):
+    for number in range(4):
+        die(topic=f"to-{number % 2}", reason=f"r-{number // 2}", last_ms=1_000 * number)
+    assert [each.number for each in letters.latest(ANY, 3)] == [1, 2, 3]
+    assert [each.number for each in letters.latest(Selection(topic="to-1"), 9)] == [1, 3]
+    assert [each.number for each in letters.latest(Selection(reason="r-1"), 9)] == [2, 3]
+    assert [each.number for each in letters.latest(Selection(since_ms=2_000), 9)] == [2, 3]
+
+
+def test_a_letter_is_brought_back_once(settings, letters, die):
+    die(), die(topic="other")
+    assert letters.redrive(Selection(topic="to"), SystemClock()) == 1
+    assert letters.redrive(ANY, SystemClock()) == 1
+    assert letters.redrive(ANY, SystemClock()) == 0
+    assert letters.latest(ANY, 10) == []
+    first, second = sorted(taken_in(settings), key=lambda one: dict(one.headers())["due-topic"])
+    assert (first.key(), first.value()) == (b"k", b"\xff")
+    headers = dict(first.headers())
+    assert (headers["due-topic"], headers["due-partition"]) == (b"other", b"3")
+    assert headers["h"] == b"\x00"
+    assert headers["due-id"] != dict(second.headers())["due-id"]
+
+
+def test_who_is_fenced_off_in_the_middle_has_brought_back_nothing(settings, letters, die):
+    die()
+
+    def late():
+        # Another one begins and ends while this one has sent and not committed.
+        with transaction(settings, "redrive") as send:
+            (letter,) = letters.latest(ANY, 1)
+            send(letters._again(letter, 5_000))
+            assert letters.redrive(ANY, SystemClock()) == 1
+
+    with pytest.raises(KafkaError):
+        late()
+    assert len(taken_in(settings)) == 1
+
+
+class TestCommand:
+    """`duetime dead ...`"""
+
+    @pytest.fixture
+    def duetime(self, settings, monkeypatch, capsys):
+        from duetime.cli import main  # noqa: PLC0415 (only these tests need it)
+
+        for name, value in settings.model_dump(mode="json", exclude_defaults=True).items():
+            monkeypatch.setenv(f"DUETIME_{name.upper()}", str(value))
+
+        def run(*arguments):
+            code = main(["dead", *arguments])
+            return code, *capsys.readouterr()
+
+        return run
+
+    def test_list_show_and_redrive(self, duetime, die):
+        assert duetime("list") == (0, "no dead letters\n", "")
+        die(value=b"precious")
+        assert "unknown-topic" in duetime("list")[1]
+        (told,) = json.loads(duetime("list", "--json")[1])
+        assert (told["number"], told["topic"]) == (0, "to")
+        assert "precious" not in json.dumps(told)
+        assert "precious" in duetime("show", "0")[1]
+        assert duetime("redrive", "0")[1] == "brought back 1\n"
+        assert duetime("redrive", "--all")[1] == "brought back 0\n"
+        assert duetime("show", "0")[0] == 4
+
+    def test_redrive_wants_to_be_told_which(self, duetime):
+        code, _, error = duetime("redrive")
+        assert code == 2
+        assert "--all" in error
