@@ -26,13 +26,13 @@ from duetime.status import status
 DELAY_MS = (0, 30_000)
 
 #: How long one round may take besides the pause, in seconds: a standby starts and warms up.
-ROUND_S = 60.0
+ROUND_S = 100.0
 
 #: How long a standby may warm up, in seconds.
-WARM_UP_S = 40
+WARM_UP_S = 45
 
 #: How long a standby that was just started is left alone until it is warm, in seconds.
-WARM_S = 30.0
+WARM_S = 60.0
 
 #: What was on its way when the leader died has arrived after this long, in seconds.
 ON_ITS_WAY_S = 0.5

@@ -45,7 +45,8 @@ LOOK_S = 1.0
 #: How often it is told what was rejected or is dead, in seconds.
 TELL_S = 10.0
 
-#: How long the first messages that are overdue at start have Spark for themselves, in seconds.
+#: How long the first messages that are overdue at start have Spark for themselves, in seconds: a
+#: JVM that has just been started does one thing well.
 FIRST_S = 20.0
 
 #: The queries whose topics are ours alone: what is read and committed is of no more use.
@@ -105,7 +106,7 @@ class Pipeline:
         to_stop.callback(self._step_down)
         self._turn = Turn(self.spark, self._settings, self._written)
         if self._election.wait():
-            self._lead()
+            self._lead(first_s=FIRST_S)
         self._warm_up()
 
     def watch(self) -> None:
@@ -148,8 +149,8 @@ class Pipeline:
             warm_up.drill(self._turn, until=self._election.is_leading)
             log.info("standing by")
 
-    def _lead(self) -> None:
-        """Start what delivers."""
+    def _lead(self, first_s: float = 0.0) -> None:
+        """Start what delivers; what is late already has Spark for itself for so long."""
         settings = self._settings
         self._leading = started = ExitStack()
         # What was left in the middle by whoever led before is read from Kafka now.
@@ -163,8 +164,8 @@ class Pipeline:
             callbacks = Callbacks(settings)
             started.callback(callbacks.close)
             callbacks.start()
-        # What is late already goes first: a JVM that has just been started does one thing well.
-        wait(release.rescue_once()[:1], timeout=FIRST_S)
+        # What is late already goes first.
+        wait(release.rescue_once()[:1], timeout=first_s)
         release.start()
         self._queries.start()
         log.info("leading")

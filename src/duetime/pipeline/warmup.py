@@ -66,10 +66,13 @@ class WarmUp:
         turn: Callable[[Sequence[OffsetRange]], None],
         until: threading.Event | None = None,
     ) -> None:
-        """Take the same small turn again and again, or return when it is to stop."""
+        """Take the same small turn again and again, or return when it is to stop.
+
+        With `until`, which says that something else is to be done now, for as long as there is.
+        """
         is_over = until or self._stopping
         ranges = [self._drilled_range()]
-        until_s = self._until_s(DRILL_SHARE)
+        until_s = self._until_s(DRILL_SHARE if until is None else 1)
 
         def again(_: int) -> int:
             turns = 0
