@@ -102,7 +102,9 @@ class WheelWriter:
         self._numbers = count()
         self._producer = Producer(producer_properties(settings))
 
-    def message(self, topic, due_ms, *, unique=None, level=None, partition=None, **parts):
+    def message(  # noqa: PLR0913 (all that a message may have)
+        self, topic, due_ms, *, unique=None, level=None, partition=None, state=None, **parts
+    ):
         """Write a message; returns its id."""
         identity = MessageId(due_ms=due_ms, unique=unique or f"m{next(self._numbers)}")
         wanted = Wanted(topic=topic, partition=partition, **parts)
@@ -111,7 +113,8 @@ class WheelWriter:
         )
         address = topic, None if partition is None else str(partition)
         own = [pair for pair in record.headers if pair[0] not in WAITING_HEADERS]
-        self._write(identity, level, _waiting(address, identity) + own, (record.key, record.value))
+        headers = _waiting(address, identity, state) + own
+        self._write(identity, level, headers, (record.key, record.value))
         return identity
 
     def cancel(self, identity, *, level=None):
@@ -138,6 +141,6 @@ class WheelWriter:
         return f"{self._settings.namespace}.wheel.{level}", shape.number(level, due_ms) % shape.ring
 
 
-def _waiting(address, identity):
-    values = (*address, None, str(identity.due_ms), str(identity))
+def _waiting(address, identity, state=None):
+    values = (*address, state, str(identity.due_ms), str(identity))
     return list(zip(WAITING_HEADERS, values, strict=True))

@@ -89,7 +89,7 @@ def append(settings):
 @contextmanager
 def told(settings, **changed):
     """Callbacks at work while the block lasts; this machine is allowed unless it says otherwise."""
-    allowed = {"callback_hosts": ["127.0.0.1"], "callback_networks": ["127.0.0.0/8"]}
+    allowed = {"callback_hosts": ["127.0.0.1:*"], "callback_networks": ["127.0.0.0/8"]}
     given = settings.model_dump(exclude_unset=True) | allowed | changed
     teller = callbacks.Callbacks(type(settings)(**given))
     teller.start()
@@ -161,6 +161,7 @@ def committed(teller, offset):
     [
         pytest.param({"callback_hosts": ["example.com"]}, id="not on the list"),
         pytest.param({"callback_hosts": ["127.0.0.1:1"]}, id="another port"),
+        pytest.param({"callback_hosts": ["127.0.0.1"]}, id="neither 80 nor 443"),
         pytest.param({"callback_networks": []}, id="loopback, on the list"),
     ],
 )
@@ -175,16 +176,28 @@ def test_a_host_that_is_not_allowed_is_never_connected_to(settings, listen, appe
 @pytest.mark.parametrize(
     "address",
     ["127.0.0.1", "169.254.169.254", "::1", "fe80::1", "::ffff:127.0.0.1",
-     "fd00:ec2::254", "100.100.100.200", "224.0.0.1"],
+     "fd00:ec2::254", "100.100.100.200", "224.0.0.1", "2002:7f00:1::", "2002:a9fe:a9fe::",
+     "64:ff9b::a9fe:a9fe", "fd20:ce::254", "168.63.129.16", "2001:0:7f00:1::"],
 )  # fmt: skip
 def test_special_addresses_are_not_allowed(settings, address):
     guarded = callbacks.Guarded(settings)
-    assert not guarded._is_allowed(callbacks.ipaddress.ip_address(address))
+    assert not guarded.is_allowed(callbacks.ipaddress.ip_address(address))
 
 
-@pytest.mark.parametrize("address", ["10.1.2.3", "93.184.216.34", "2606:2800:220:1::1"])
+@pytest.mark.parametrize(
+    "address", ["10.1.2.3", "93.184.216.34", "2606:2800:220:1::1", "64:ff9b::5db8:d822"]
+)
 def test_other_addresses_are(settings, address):
-    assert callbacks.Guarded(settings)._is_allowed(callbacks.ipaddress.ip_address(address))
+    assert callbacks.Guarded(settings).is_allowed(callbacks.ipaddress.ip_address(address))
+
+
+def test_a_record_that_cannot_be_understood_is_passed_over(settings, listen, append):
+    listener = listen()
+    why = [("due-error", "bad-due-time"), ("due-callback", listener.url("/odd"))]
+    append(topic=TopicNames(settings).rejected, headers=[*why, ("due-at-ms", "9" * 5_000)])
+    with told(settings):
+        path, body = listener.next()
+    assert (path, body["due_at_ms"]) == ("/odd", None)
 
 
 @pytest.mark.parametrize(
@@ -213,13 +226,16 @@ def test_a_redirect_is_not_followed_and_a_failure_is_tried_again(
     assert target.heard.empty()
 
 
-def test_a_url_where_nobody_answers_holds_nothing_up(settings, listen, append):
-    """More of them than may be under way to one host; and the log does not tell the path."""
+def test_a_url_where_nobody_answers_holds_nothing_up(settings, listen, append, monkeypatch, caplog):
+    """More of them than may be under way to one host, and more than may wait for it."""
+    monkeypatch.setattr(callbacks, "WAITING_FOR_ONE", callbacks.AT_ONCE_TO_ONE + 4)
+    monkeypatch.setattr(callbacks, "AT_ONCE", callbacks.AT_ONCE_TO_ONE + 8)
     listener = listen()
     # The kernel takes the connections, and nobody reads from them.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for _ in range(callbacks.AT_ONCE_TO_ONE * 2):
-            append(f"http://localhost:{silent.getsockname()[1]}/")
+            append(f"http://localhost:{silent.getsockname()[1]}/secret-path")
         append(listener.url("/told"))
-        with told(settings, callback_hosts=["127.0.0.1", "localhost"]):
+        with told(settings, callback_hosts=["127.0.0.1:*", "localhost:*"]):
             assert listener.next()[0] == "/told"
+    assert "secret-path" not in caplog.text

@@ -44,6 +44,15 @@ def committed(settings, name):
 
 
 @pytest.mark.system
+def test_a_rescheduled_message_expires_when_it_did(wheel, settings, now_ms):
+    expires_ms = now_ms + 10 * MINUTE
+    old = wheel.message("orders", now_ms + MINUTE, state=f"{now_ms}:{expires_ms}")
+    reschedule(str(old), in_=timedelta(minutes=5), settings=settings)
+    (again,) = committed(settings, "in")
+    assert dict(again.headers())["due-expires-ms"] == str(expires_ms).encode()
+
+
+@pytest.mark.system
 def test_a_rescheduled_message_is_cancelled_and_sent_anew_byte_for_byte(wheel, settings, now_ms):
     every = bytes(range(256))
     headers = [("a", every), ("a", b""), ("b", None)]

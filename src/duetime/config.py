@@ -131,8 +131,8 @@ class Settings(BaseSettings):
 
     callback_hosts: list[str] = Field(
         default_factory=list,
-        description="Hosts that failure callbacks may go to, such as `hooks.example.com`, "
-        "`*.example.com` or `hooks:8443`; none is no callbacks",
+        description="Hosts that failure callbacks may go to, such as `hooks.example.com` and "
+        "`*.example.com`, or with a port but 80 and 443 `hooks:8443`; none is no callbacks",
     )
     callback_networks: list[IPvAnyNetwork] = Field(
         default_factory=list,
@@ -143,7 +143,7 @@ class Settings(BaseSettings):
         5, description="How often a callback is tried"
     )
     callback_timeout_seconds: Annotated[float, Field(gt=0)] = Field(
-        10.0, description="How long each step of one try of a callback may take"
+        10.0, description="How long one try of a callback may take"
     )
 
     warm_up_seconds: Annotated[int, Field(ge=0)] = Field(

@@ -4,17 +4,17 @@ A letter is brought back once: the message and a note that it was sent are one t
 two that redrive at once one fails. The notes are in a topic of their own, the offset as their key.
 """
 
+import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Self
 
 from confluent_kafka import Message
 
 from duetime.clock import Clock
 from duetime.config import Settings
-from duetime.errors import UnknownMessage
+from duetime.errors import InvalidMessage, KafkaError, UnknownMessage
 from duetime.message import (
     DUE_AT_MS,
     DUE_ATTEMPTS,
@@ -35,8 +35,11 @@ from duetime.stores.records import Header, RangeReader, headers_of
 from duetime.topics import TopicNames
 from duetime.transaction import transaction
 
-#: How many letters one transaction brings back.
+#: How many letters one transaction brings back, and of how many bytes: it may not last long.
 AT_ONCE = 500
+BYTES_AT_ONCE = 16 * 1024 * 1024
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,20 +103,34 @@ class DeadLetters:
         raise UnknownMessage(f"no dead letter has the number {number}, or it was brought back")
 
     def redrive(self, selection: Selection, clock: Clock) -> int:
-        """Send those that are meant once more, due now; returns how many."""
-        sent = 0
-        found = self._letters(selection)
-        while letters := list(islice(found, AT_ONCE)):
-            with transaction(self._settings, "redrive") as send:
-                # Whoever was at it at the same time is fenced off now: what it sent is noted.
-                gone = self._redriven()
-                left = [letter for letter in letters if letter.number not in gone]
-                send(each for letter in left for each in self._again(letter, clock.now_ms()))
-                sent += len(left)
+        """Send those that are meant once more, due now; returns how many.
+
+        A letter that cannot be sent under the present settings is passed over, and logged.
+        """
+        sent, letters = 0, self._letters(selection)
+        try:
+            while again := self._brought_back(letters, clock):
+                sent += again
+        except KafkaError as error:
+            raise KafkaError(f"brought back {sent:,}, then: {error.detail}") from error
         return sent
 
-    def _again(self, letter: DeadLetter, now_ms: int) -> tuple[Outgoing, Outgoing]:
-        """The message anew, and the note."""
+    def _brought_back(self, letters: Iterator[DeadLetter], clock: Clock) -> int:
+        """Bring some of them back; returns how many."""
+        # Whoever is at it at the same time is fenced off, and what it sent is noted, before the
+        # first letter is read.
+        with transaction(self._settings, "redrive") as send:
+            gone, sent, size = self._redriven(), 0, 0
+            for letter in letters:
+                if letter.number not in gone and (again := self._again(letter, clock.now_ms())):
+                    send(again)
+                    sent, size = sent + 1, size + len(letter.value or b"")
+                if sent >= AT_ONCE or size >= BYTES_AT_ONCE:
+                    break
+            return sent
+
+    def _again(self, letter: DeadLetter, now_ms: int) -> Sequence[Outgoing]:
+        """The message anew, and the note; nothing of what cannot be sent."""
         wanted = Wanted(
             topic=letter.topic,
             value=letter.value,
@@ -122,7 +139,11 @@ class DeadLetters:
             partition=letter.partition,
         )
         unique = f"redriven.{letter.number}"
-        message = scheduled(wanted, self._settings, due_ms=now_ms, now_ms=now_ms, unique=unique)
+        try:
+            message = scheduled(wanted, self._settings, due_ms=now_ms, now_ms=now_ms, unique=unique)
+        except InvalidMessage as error:
+            log.warning("not brought back number=%d: %s", letter.number, error)
+            return ()
         note = Outgoing(
             id=message.id,
             topic=self._names.redriven,

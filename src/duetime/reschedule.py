@@ -12,7 +12,7 @@ from duetime.client import check_not_too_late
 from duetime.clock import Clock, SystemClock
 from duetime.config import Settings, load_settings
 from duetime.errors import TooLate, UnknownMessage
-from duetime.message import DUE_CLUSTER, MessageId
+from duetime.message import DUE_CLUSTER, DUE_EXPIRES_MS, MessageId
 from duetime.outgoing import OWN_HEADERS, Outgoing, Wanted, cancelled, due_time_ms, scheduled
 from duetime.stores import Found
 from duetime.stores.reader import WheelReader
@@ -26,7 +26,7 @@ ARRIVAL_MS = 3_000
 LONGEST_UNIQUE = 200
 
 #: The headers that intake takes for itself.
-ADDRESS = (*OWN_HEADERS, DUE_CLUSTER)
+ADDRESS = (*OWN_HEADERS, DUE_CLUSTER, DUE_EXPIRES_MS)
 
 
 def reschedule(
@@ -44,7 +44,7 @@ def reschedule(
     has not come to its slot yet. Nor has a message that was sent a moment ago: it is unknown.
 
     Raises InvalidMessage, UnknownMessage (nothing with this id waits, or it is cancelled), TooLate
-    (its release has begun or is near), and KafkaError (nothing is changed).
+    (its release has begun or is near), and KafkaError (which says whether anything is changed).
     """
     settings, clock = settings or load_settings(), clock or SystemClock()
     identity, now_ms = MessageId.parse(id), clock.now_ms()
@@ -61,12 +61,15 @@ def reschedule(
 
 def rescheduled(found: Found, settings: Settings, *, due_ms: int, now_ms: int) -> Outgoing:
     """The record that schedules a waiting message anew; raises what `scheduled` does."""
+    # A sender of JSON may have passed on headers that intake would take for itself here.
+    headers = [(name, value) for name, value in found.headers if name not in ADDRESS]
+    if found.expires_ms is not None:
+        headers.append((DUE_EXPIRES_MS, str(found.expires_ms).encode()))
     wanted = Wanted(
         topic=found.topic,
         value=found.value,
         key=found.key,
-        # A sender of JSON may have passed on headers that intake would take for itself here.
-        headers=[(name, value) for name, value in found.headers if name not in ADDRESS],
+        headers=headers,
         partition=found.partition,
     )
     unique = next_unique(found.id.unique)

@@ -39,11 +39,13 @@ def transaction(settings: Settings, name: str) -> Iterator[Callable[[Iterable[Ou
                 record.topic, value=record.value, key=record.key, headers=list(record.headers)
             )
             producer.poll(0)
-        producer.flush(TIMEOUT_S)
 
     try:
         producer.init_transactions(TIMEOUT_S)
         producer.begin_transaction()
+    except confluent_kafka.KafkaException as error:
+        raise _nothing_changed(error.args[0]) from error
+    try:
         yield send
         producer.commit_transaction(TIMEOUT_S)
     except confluent_kafka.KafkaException as error:
@@ -57,7 +59,12 @@ def transaction(settings: Settings, name: str) -> Iterator[Callable[[Iterable[Ou
 def _failure(producer: confluent_kafka.Producer, error: confluent_kafka.KafkaError) -> KafkaError:
     """What a failed transaction means. Its own end, if Kafka does not hear of ours, is an abort."""
     if error.txn_requires_abort():
-        producer.abort_transaction(TIMEOUT_S)
+        with suppress(confluent_kafka.KafkaException):
+            producer.abort_transaction(TIMEOUT_S)
     if error.txn_requires_abort() or error.fatal():
-        return KafkaError(f"not done ({error.str()}): nothing is changed, try again")
+        return _nothing_changed(error)
     return KafkaError(f"it is not known whether it is done ({error.str()}): look before you repeat")
+
+
+def _nothing_changed(error: confluent_kafka.KafkaError) -> KafkaError:
+    return KafkaError(f"not done ({error.str()}): nothing is changed, try again")

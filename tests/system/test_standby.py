@@ -8,6 +8,7 @@ from tests.system.test_restart import complete, live, running, schedule
 
 from duetime.bench.crash import send_signal
 from duetime.clock import SystemClock
+from duetime.pipeline.kafka import DELIVERY_TIMEOUT_S
 from duetime.status import status
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -15,6 +16,9 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 __all__ = ["live"]
 
 PATIENCE_S = 120.0
+
+#: How long a leader is stopped at least, in seconds: longer than a sink tries to deliver.
+PAUSE_S = DELIVERY_TIMEOUT_S + 5
 
 #: The session of a leader that died, and some seconds for a standby that is not warm here.
 TAKEOVER_S = 40.0
@@ -55,7 +59,10 @@ def test_a_standby_takes_over_and_each_message_comes_once(live, tmp_path, how):
         before = len(inbox.arrived)
         inbox.until(lambda: len(inbox.arrived) > before + 50, "messages from the standby")
         assert time.monotonic() - gone_s < TAKEOVER_S
-        # What was stopped goes on, in the middle of what it did, and must not send it.
+        # What was stopped goes on, in the middle of what it did, and must not send it: not even
+        # what it has handed to its producer, which is too old by then.
+        over_s = gone_s + PAUSE_S
+        inbox.until(lambda: time.monotonic() > over_s, "the end of the pause")
         send_signal(first, signal.SIGCONT)
         ids |= schedule(live, topic, 100, over_s=10)
         complete(inbox, ids)

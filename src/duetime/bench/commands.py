@@ -12,7 +12,7 @@ from duetime.bench.display import show
 from duetime.bench.load import LoadPlan
 from duetime.bench.report import COUNTS
 from duetime.bench.result import summed_up
-from duetime.bench.testbed import testbed
+from duetime.bench.testbed import own_testbed, testbed
 from duetime.clock import parse_duration
 from duetime.errors import InvalidMessage, Reason
 
@@ -119,19 +119,29 @@ def pending(
 
 
 @app.command()
-def crash(
+def crash(  # noqa: PLR0913 (a command's options)
     *,
     kills: Annotated[int, typer.Option(min=1, help="How often the pipeline is killed.")] = 20,
     rate: Annotated[float, typer.Option(min=0.1, help="Messages a second.")] = 2_000,
     life: Annotated[str, typer.Option(help="How long it lives, such as 5s..60s.")] = "5s..60s",
+    broker: Annotated[
+        bool, typer.Option("--broker", help="Kill the temporary broker, not the pipeline.")
+    ] = False,
     kafka: Kafka = None,
     as_json: AsJson = False,
 ) -> None:
-    """Whether each message comes once, however often the pipeline is killed."""
-    from duetime.bench.crash import crash as run  # noqa: PLC0415 (its parts import Spark)
+    """Whether each message comes once, however often the pipeline or the broker is killed."""
+    from duetime.bench import crash as runs  # noqa: PLC0415 (its parts import Spark)
 
-    with testbed(kafka) as settings:
-        crashes = run(settings, kills, rate, parse_range(life))
+    if broker and kafka:
+        raise typer.BadParameter("--broker kills a temporary one, and --kafka names yours")
+    life_ms = parse_range(life)
+    if broker:
+        with own_testbed() as (settings, own):
+            crashes = runs.crash_broker(settings, own, kills, rate, life_ms)
+    else:
+        with testbed(kafka) as settings:
+            crashes = runs.crash(settings, kills, rate, life_ms)
     show("crash", crashes.figures(), as_json=as_json)
 
 

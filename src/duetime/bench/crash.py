@@ -1,7 +1,8 @@
-"""`duetime bench crash`: whether each message comes once, however often the pipeline is killed.
+"""`duetime bench crash`: whether each message comes once, however often something is killed.
 
 `duetime run` is a process of its own here, killed with its JVM at random moments, also while it
-starts and recovers, and started again at once; the load goes on all the time. In the end the
+starts and recovers, and started again at once; the load goes on all the time. Or the broker is
+killed, while the pipeline has to bear it. In the end the
 destination is read: what is there is what counts.
 """
 
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from duetime.bench.say import say
 from duetime.bench.testbed import create_destinations
 from duetime.config import Settings
 from duetime.errors import DuetimeError
+from duetime.local.broker import LocalBroker
 
 #: Delays of the load: at once, through lanes, and through the wheel.
 DELAY_MS = (0, 30_000)
@@ -32,8 +34,14 @@ DELAY_MS = (0, 30_000)
 #: How long after the last kill the last message may take, in seconds.
 PATIENCE_S = 240.0
 
+#: How long a broker that was killed stays down at most, in seconds.
+MOST_DOWN_S = 5.0
+
 #: How often is looked whether messages arrive, in seconds.
 LOOK_S = 0.1
+
+#: Lives so many lives, in seconds, and gives what the recoveries took.
+Lives = Callable[[Settings, Appends, list[float]], Iterator[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +50,7 @@ class Crashes:
 
     kills: int
     report: Report
-    #: From each start that lived long enough until the first message arrived, in seconds.
+    #: From each start that lived long enough until the next message arrived, in seconds.
     recoveries_s: list[float]
 
     def figures(self) -> dict[str, int | float | None]:
@@ -56,10 +64,37 @@ class Crashes:
 
 
 def crash(settings: Settings, kills: int, rate: float, life_ms: tuple[int, int]) -> Crashes:
-    """Kill and start again so many times under load, then wait until everything has arrived.
+    """Kill and start the pipeline so many times under load, then wait until all has arrived.
 
-    The pipeline lives from the one to the other time, in ms, its start of some 10 s included.
+    It lives from the one to the other time, in ms, its start of some 10 s included.
     """
+    return _crashes(settings, kills, rate, life_ms, _pipeline_lives)
+
+
+def crash_broker(
+    settings: Settings, broker: LocalBroker, kills: int, rate: float, life_ms: tuple[int, int]
+) -> Crashes:
+    """The same with the broker, under a pipeline that is left alone."""
+
+    def lives(settings: Settings, arrived: Appends, lives_s: list[float]) -> Iterator[float]:
+        with pipeline_process(settings):
+            yield from _first_arrival_s(arrived, PATIENCE_S, enough=True)
+            for life_s in lives_s:
+                time.sleep(life_s)
+                broker.kill()
+                down_s = random.uniform(0, MOST_DOWN_S)  # noqa: S311 (no secret)
+                time.sleep(down_s)
+                broker.start()
+                say(f"broker killed, and down for {down_s:.1f} s")
+                yield from _first_arrival_s(arrived, PATIENCE_S, enough=True)
+
+    return _crashes(settings, kills, rate, life_ms, lives)
+
+
+def _crashes(
+    settings: Settings, kills: int, rate: float, life_ms: tuple[int, int], lives: Lives
+) -> Crashes:
+    """Send a load while the lives are lived, and look what became of it."""
     (topic,) = create_destinations(settings, ["crash"])
     lives_s = [random.uniform(*life_ms) / 1_000 for _ in range(kills)]  # noqa: S311 (no secret)
     plan = LoadPlan(
@@ -69,12 +104,9 @@ def crash(settings: Settings, kills: int, rate: float, life_ms: tuple[int, int])
         destinations=(topic,),
     )
     cold = settings.model_copy(update={"warm_up_seconds": 0})
-    arrived, recoveries_s = Appends(settings, [topic]), []
+    arrived = Appends(settings, [topic])
     with start_load(settings, plan) as load:
-        for number, life_s in enumerate(lives_s, 1):
-            with pipeline_process(cold):
-                recoveries_s += _first_arrival_s(arrived, life_s)
-            say(f"kill {number} of {kills}, after {life_s:.1f} s")
+        recoveries_s = list(lives(cold, arrived, lives_s))
         with pipeline_process(cold):
             sent = load.wait()
             if not arrived.wait_for(sent.sent, PATIENCE_S):
@@ -84,6 +116,13 @@ def crash(settings: Settings, kills: int, rate: float, life_ms: tuple[int, int])
     return Crashes(
         kills=kills, report=measure(settings, [topic], sent.sent), recoveries_s=recoveries_s
     )
+
+
+def _pipeline_lives(settings: Settings, arrived: Appends, lives_s: list[float]) -> Iterator[float]:
+    for number, life_s in enumerate(lives_s, 1):
+        with pipeline_process(settings):
+            yield from _first_arrival_s(arrived, life_s)
+        say(f"kill {number} of {len(lives_s)}, after {life_s:.1f} s")
 
 
 @contextmanager
@@ -125,11 +164,11 @@ def environment(settings: Settings) -> dict[str, str]:
     }
 
 
-def _first_arrival_s(arrived: Appends, life_s: float) -> list[float]:
-    """Wait so long; how long it took until something arrived, if it did."""
+def _first_arrival_s(arrived: Appends, life_s: float, *, enough: bool = False) -> list[float]:
+    """Wait so long; how long it took until something arrived, if it did, which may be `enough`."""
     began_s, before = time.monotonic(), arrived.count()
     first_s: list[float] = []
-    while (lived_s := time.monotonic() - began_s) < life_s:
+    while (lived_s := time.monotonic() - began_s) < life_s and not (enough and first_s):
         if not first_s and arrived.count() > before:
             first_s = [lived_s]
         time.sleep(LOOK_S)

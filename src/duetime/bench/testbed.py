@@ -32,14 +32,27 @@ def testbed(kafka: str | None) -> Iterator[Settings]:
 
     Raises SetupError where no broker can be started, KafkaError where the cluster does not answer.
     """
+    if kafka is None:
+        with own_testbed() as (settings, _):
+            yield settings
+        return
     with ExitStack() as stack:
-        stack.enter_context(_ended_by_sigterm())
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duetime-bench-")))
-        settings = _settings(kafka, scratch, stack)
-        if kafka:
-            stack.callback(_delete_all, settings)
+        scratch = stack.enter_context(_scratch())
+        settings = load_settings(bootstrap=kafka, **_named(scratch))
+        stack.callback(_delete_all, settings)
         create_topics(settings)
         yield settings
+
+
+@contextmanager
+def own_testbed() -> Iterator[tuple[Settings, LocalBroker]]:
+    """The same on a temporary broker, for who wants to harm it."""
+    with _scratch() as scratch, LocalBroker(scratch / "broker") as broker:
+        settings = load_settings(
+            bootstrap=broker.bootstrap, security_protocol="PLAINTEXT", **_named(scratch)
+        )
+        create_topics(settings)
+        yield settings, broker
 
 
 def create_destinations(
@@ -75,19 +88,24 @@ def destination(settings: Settings, name: str) -> str:
     return f"{settings.namespace}-{name}"
 
 
-def _settings(kafka: str | None, scratch: Path, stack: ExitStack) -> Settings:
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    with (
+        _ended_by_sigterm(),
+        tempfile.TemporaryDirectory(prefix="duetime-bench-") as directory,
+    ):
+        yield Path(directory)
+
+
+def _named(scratch: Path) -> dict[str, str]:
     namespace = f"bench-{secrets.token_hex(4)}"
-    named = {
+    return {
         "namespace": namespace,
         "airtel_topic": f"{namespace}-airtel",
         "countdown_topic": f"{namespace}-countdown",
         "scheduler_topic": f"{namespace}-scheduler",
         "checkpoint": (scratch / "checkpoint").as_uri(),
     }
-    if kafka:
-        return load_settings(bootstrap=kafka, **named)
-    broker = stack.enter_context(LocalBroker(scratch / "broker"))
-    return load_settings(bootstrap=broker.bootstrap, security_protocol="PLAINTEXT", **named)
 
 
 def _delete_all(settings: Settings) -> None:

@@ -175,6 +175,8 @@ def _facts(found: Found, now_ms: int) -> list[tuple[str, str]]:
         ("due", when(found.id.due_ms, now_ms)),
         ("topic", found.topic),
     ]
+    if found.expires_ms is not None:
+        pairs.append(("expires", when(found.expires_ms, now_ms)))
     if found.partition is not None:
         pairs.append(("partition", str(found.partition)))
     if found.key is not None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
+from py4j.protocol import Py4JError
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -52,14 +53,6 @@ ANSWER_S = SESSION_S + 4.0
 #: How long a row waits for a lease that has ended, in ms: a broker that is started again is no
 #: reason to fail. Each time it looks again, and after the last it raises.
 WAITS_MS = (100, 400, 1_500, 3_000, 5_000)
-
-#: Answers that say that we are not in the group any more.
-LOST = (
-    BrokerError.UNKNOWN_MEMBER_ID,
-    BrokerError.ILLEGAL_GENERATION,
-    BrokerError.FENCED_INSTANCE_ID,
-    BrokerError._FENCED,  # noqa: SLF001 (their public name)
-)
 
 
 def lease_is_held(settings: Settings) -> Column:
@@ -100,6 +93,10 @@ class Election:
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._jvm: Any = None
         self.is_leading = threading.Event()
+        #: How often it has come to lead: whoever was away for a moment knows it by that.
+        self.term = 0
+        #: Why it cannot take part any more, and has left the group.
+        self.broken: Exception | None = None
         self._answered = threading.Event()
         self._closing = threading.Event()
         self._since_ms = 0
@@ -142,7 +139,8 @@ class Election:
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._consumer.close()
+        if self.broken is None:
+            self._consumer.close()
 
     def _take_part(self) -> None:
         renew_s = 0.0
@@ -153,6 +151,12 @@ class Election:
                 if self._since_ms and (not self.is_leading.is_set() or time.monotonic() > renew_s):
                     renew_s = time.monotonic() + RENEW_S
                     self._renew()
+            except Py4JError as error:
+                # A leader without a JVM would keep others from delivering.
+                self.broken = error
+                self.is_leading.clear()
+                self._consumer.close()
+                return
             except Exception:
                 log.exception("could not take part in the election; trying again")
                 self._closing.wait(RENEW_S)
@@ -160,6 +164,7 @@ class Election:
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         consumer.incremental_assign(places)
         if places:
+            self.term += 1
             self._since_ms = self._clock.now_ms()
         else:
             self._answered.set()
@@ -174,9 +179,8 @@ class Election:
         begun_s = time.monotonic()
         note = json.dumps({"leader": self._name, "since_ms": self._since_ms})
         if error := self._committed(note):
+            # It ends by itself, if the group does not tell us sooner that we have lost it.
             log.warning("the lease is not renewed error=%s", error.str())
-            if error.code() in LOST:
-                self._step_down()
             return
         self._lease_until(begun_s + LEASE_S)
         self.is_leading.set()

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming import StreamingQuery
 
-from duetime.errors import KafkaError
 from duetime.pipeline.kafka import DELIVERY_TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -77,7 +76,7 @@ class Queries:
             # What failed may be a topic that is not what it was.
             self._refresh()
             running.query = running.begin()
-        except (PySparkException, KafkaError) as error:
+        except Exception as error:  # noqa: BLE001 (whatever it was, it is tried again)
             _put_off(running, error)
 
 
@@ -100,4 +99,5 @@ def _stopped(query: StreamingQuery) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -87,6 +87,10 @@ class Release:
         self._windows.shutdown(wait=True)
         self._background.shutdown(wait=False, cancel_futures=True)
 
+    def join(self) -> None:
+        """Wait for what runs in the background, after `stop`."""
+        self._background.shutdown(wait=True)
+
     def rescue_once(self) -> list[Future[None]]:
         """Take up everything that should have been taken up before now."""
         ranges = self._store.overdue(self._clock.now_ms())

@@ -23,6 +23,7 @@ from duetime.columns import (
 from duetime.config import Settings
 from duetime.message import (
     DUE_AT_MS,
+    DUE_CALLBACK,
     DUE_ERROR,
     DUE_ERROR_DETAIL,
     DUE_ERROR_SOURCE,
@@ -41,6 +42,9 @@ from duetime.topics import OVERHEAD_BYTES, TopicNames
 
 #: A destination's partition; a cluster has no more than some hundred thousand.
 PARTITION_PATTERN = rf"^[0-9]{{1,6}}{END}"
+
+#: The longest callback that is kept of a record that is too large, in bytes.
+URL_BYTES = 4_096
 
 #: How many headers `Routes.failed` puts on top: the reason and its detail.
 SAID = 2
@@ -234,7 +238,8 @@ class Routes:
     def rejected(self, reason: Column, detail: Column) -> SinkRow:
         """The raw record, untouched, with the reason in its headers.
 
-        A record too large for the topic is not copied; its place in the intake topic is named.
+        A record too large for the topic is not copied; its place in the intake topic is named, and
+        its callback is kept.
         """
         headers = F.coalesce(F.col("headers"), F.array().cast(HEADERS_TYPE))
         fits = record_bytes(F.col("key"), F.col("value"), headers) <= self._room
@@ -244,7 +249,12 @@ class Routes:
             header(DUE_ERROR_DETAIL, detail),
             header(DUE_ERROR_SOURCE, source()),
         )
-        kept = F.when(fits, F.concat(headers, said)).otherwise(said.cast(HEADERS_TYPE))
+        callback = F.filter(
+            headers,
+            lambda one: (one["key"] == DUE_CALLBACK) & (F.octet_length(one["value"]) < URL_BYTES),
+        )
+        own = F.when(fits, headers).otherwise(callback)
+        kept = F.concat(own, said.cast(HEADERS_TYPE))
         return SinkRow(F.lit(self._names.rejected), F.lit(None), key, value, kept)
 
 

@@ -15,7 +15,7 @@ from duetime.admin import check_topics
 from duetime.callbacks import Callbacks
 from duetime.clock import Clock, SystemClock
 from duetime.config import Settings
-from duetime.errors import ConfigError
+from duetime.errors import ConfigError, SetupError
 from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.election import Election
 from duetime.pipeline.failures import failures
@@ -73,6 +73,7 @@ class Pipeline:
         self._started_so_far = ExitStack()
         #: What a leader has started; none while we stand by.
         self._leading: ExitStack | None = None
+        self._term = 0
         self._look_s = self._tell_s = 0.0
 
     @property
@@ -110,8 +111,16 @@ class Pipeline:
         self._warm_up()
 
     def watch(self) -> None:
-        """Lead when it is our turn, and keep the queries running, until `stop` is called."""
+        """Lead when it is our turn, and keep the queries running, until `stop` is called.
+
+        Raises SetupError where the JVM has ended.
+        """
         while not self._stopping.wait(WATCH_S):
+            if self._election.broken:
+                raise SetupError(
+                    f"Spark's JVM has ended ({self._election.broken}): look for its last words, or "
+                    "for the kernel's about memory, and start it again"
+                )
             try:
                 self._look_around()
             except Exception:
@@ -151,23 +160,26 @@ class Pipeline:
 
     def _lead(self, first_s: float = 0.0) -> None:
         """Start what delivers; what is late already has Spark for itself for so long."""
-        settings = self._settings
-        self._leading = started = ExitStack()
-        # What was left in the middle by whoever led before is read from Kafka now.
-        self._store = KafkaStore(settings)
-        started.callback(self._store.close)
-        self._queries = Queries(self._begin(), self._destinations.refresh)
-        started.callback(self._queries.stop)
-        release = Release(settings=settings, store=self._store, turn=self._turn, clock=self._clock)
-        started.callback(release.stop)
-        if settings.callback_hosts:
-            callbacks = Callbacks(settings)
-            started.callback(callbacks.close)
-            callbacks.start()
-        # What is late already goes first.
-        wait(release.rescue_once()[:1], timeout=first_s)
-        release.start()
-        self._queries.start()
+        settings, self._term = self._settings, self._election.term
+        with ExitStack() as started:
+            # What was left in the middle by whoever led before is read from Kafka now.
+            self._store = KafkaStore(settings)
+            started.callback(self._store.close)
+            self._queries = Queries(self._begin(), self._destinations.refresh)
+            started.callback(self._queries.stop)
+            self._release = release = Release(
+                settings=settings, store=self._store, turn=self._turn, clock=self._clock
+            )
+            started.callback(release.stop)
+            if settings.callback_hosts:
+                callbacks = Callbacks(settings)
+                started.callback(callbacks.close)
+                callbacks.start()
+            # What is late already goes first.
+            wait(release.rescue_once()[:1], timeout=first_s)
+            release.start()
+            self._queries.start()
+            self._leading = started.pop_all()
         log.info("leading")
 
     def _step_down(self) -> None:
@@ -179,12 +191,8 @@ class Pipeline:
             self._leading = None
 
     def _look_around(self) -> None:
-        if self.is_leading and not self._election.is_leading.is_set():
-            log.warning("another pipeline leads: stopping what delivers")
-            self.spark.sparkContext.cancelAllJobs()
-            self._step_down()
-            self.spark.sparkContext.setLogLevel("ERROR")
-            log.info("standing by")
+        if self.is_leading and not self._is_our_term():
+            self._stand_by()
         elif not self.is_leading and self._election.is_leading.is_set():
             self._lead()
         if self.is_leading and time.monotonic() >= self._look_s:
@@ -193,6 +201,20 @@ class Pipeline:
         if time.monotonic() >= self._tell_s:
             self._tell_s = time.monotonic() + TELL_S
             self._tally.tell()
+
+    def _is_our_term(self) -> bool:
+        """Whether we lead still, and not once more: what others did meanwhile is unknown then."""
+        return self._election.is_leading.is_set() and self._election.term == self._term
+
+    def _stand_by(self) -> None:
+        log.warning("another pipeline leads: stopping what delivers")
+        # What is under way waits for a lease, and must be gone before there is one again.
+        self.spark.sparkContext.cancelAllJobs()
+        self._step_down()
+        self.spark.sparkContext.cancelAllJobs()
+        self._release.join()
+        self.spark.sparkContext.setLogLevel("ERROR")
+        log.info("standing by")
 
     def _visit(self, name: str, query: StreamingQuery) -> None:
         if name in FREED:

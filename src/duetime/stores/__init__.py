@@ -42,6 +42,8 @@ class Found:
     id: MessageId
     topic: str
     partition: int | None
+    #: After this instant it is not delivered any more, epoch ms; None is never.
+    expires_ms: int | None
     key: bytes | None = field(repr=False)
     value: bytes | None = field(repr=False)
     headers: Sequence[tuple[str, bytes | None]] = field(repr=False)

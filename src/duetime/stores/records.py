@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError as BrokerError
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import InvalidMessage, KafkaError
-from duetime.message import DUE_ID, WAITING_HEADERS, MessageId
+from duetime.message import DUE_ID, STATE, WAITING_HEADERS, MessageId
 from duetime.stores import Found, OffsetRange
 
 #: A header's name and value.
@@ -37,6 +37,8 @@ class Entry(NamedTuple):
     #: Null for a cancel.
     topic: str | None
     partition: int | None
+    #: Epoch ms; None is never.
+    expires_ms: int | None
     offset: int
     record: Message
 
@@ -56,6 +58,7 @@ class Entry(NamedTuple):
             id=self.id,
             topic=self.topic or "",
             partition=self.partition,
+            expires_ms=self.expires_ms,
             key=self.record.key(),
             value=self.record.value(),
             headers=headers_of(self.record)[len(WAITING_HEADERS) :],
@@ -69,11 +72,12 @@ def entry(record: Message) -> Entry | None:
     if tuple(name for name, _ in headers) != WAITING_HEADERS:
         return None
     try:
-        topic, partition, *_, name = (_text(value) for _, value in headers)
+        topic, partition, state, _, name = (_text(value) for _, value in headers)
         return Entry(
             id=MessageId.parse(name or ""),
             topic=topic,
             partition=None if partition is None else int(partition),
+            expires_ms=_expires_ms(state),
             offset=record.offset() or 0,
             record=record,
         )
@@ -135,10 +139,10 @@ class RangeReader:
             for record in self._batch(min(BATCH, max(1, left))):
                 place = record.topic() or "", record.partition() or 0
                 end, offset = ends.get(place, 0), record.offset() or 0
-                # At a partition's end comes an event with the end's offset.
-                if offset >= end - 1:
+                # At a partition's end comes an event; before it, where a transaction is open.
+                if record.error() or offset >= end - 1:
                     ends.pop(place, None)
-                if offset < end:
+                if not record.error() and offset < end:
                     left -= 1
                     yield record
 
@@ -155,6 +159,12 @@ def headers_of(record: Message) -> list[Header]:
     """A record's headers, in order."""
     # The client takes headers in many forms, and gives them in this one.
     return cast("list[Header]", record.headers() or [])
+
+
+def _expires_ms(state: str | None) -> int | None:
+    numbers = (state or "").split(":")
+    position = STATE.index("expires")
+    return int(numbers[position]) if len(numbers) > position and numbers[position] else None
 
 
 def _text(value: bytes | None) -> str | None:
