@@ -43,7 +43,7 @@ REFUSED = {
     "a port": (["up", "--port", "65536"], "--port"),
     "two Kafkas": (["up", "--port", "9093", "--kafka", "a:1"], "leave one"),
     "an unknown option": (["topics", "--foo"], "No such option: --foo: see duetime topics --help"),
-    "an unknown command": (["start"], "No such command 'start': see duetime --help"),
+    "an unknown command": (["launch"], "No such command 'launch': see duetime --help"),
 }
 
 

@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec
 
@@ -145,7 +151,11 @@ class Offsets:
 
     def _ask(self, wanted: dict[Any, OffsetSpec]) -> dict[Place, int]:
         answers = self._admin.list_offsets(wanted, request_timeout=TIMEOUT_S)
-        return {(at.topic, at.partition): one.result().offset for at, one in answers.items()}
+        found = {(at.topic, at.partition): one.result().offset for at, one in answers.items()}
+        if OFFSET_INVALID in found.values():
+            # A broker that is just starting: no error, and no offset either.
+            raise KafkaException(BrokerError(BrokerError.LEADER_NOT_AVAILABLE))
+        return found
 
 
 def answer(ask: Callable[[], _Answer]) -> _Answer:

@@ -1,0 +1,39 @@
+"""Kafka's answers about offsets, and those that are none."""
+
+import pytest
+from confluent_kafka import OFFSET_INVALID
+
+from duetime.stores import offsets
+from duetime.stores.offsets import Offsets
+from duetime.topics import TopicNames
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("topics")]
+
+
+class Answer:
+    """What a broker that is just starting says of a partition."""
+
+    offset = OFFSET_INVALID
+
+    def result(self):
+        return self
+
+
+def test_an_offset_that_is_none_is_asked_for_again(settings, monkeypatch):
+    asked, place = Offsets(settings, "any"), (TopicNames(settings).rejected, 0)
+    real, calls = asked._admin.list_offsets, []
+
+    def list_offsets(wanted, **options):
+        calls.append(wanted)
+        return dict.fromkeys(wanted, Answer()) if len(calls) < 3 else real(wanted, **options)
+
+    class Admin:
+        pass
+
+    admin = Admin()
+    admin.list_offsets = list_offsets
+    monkeypatch.setattr(asked, "_admin", admin)
+    monkeypatch.setattr(offsets, "ASK_AGAIN_S", 0.01)
+    assert asked.ends([place]) == {place: 0}
+    assert len(calls) == 3
+    asked.close()
