@@ -6,9 +6,8 @@ two that redrive at once one fails. The notes are in a topic of their own, the o
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 from confluent_kafka import Message
 
@@ -107,7 +106,7 @@ class DeadLetters:
 
         A letter that cannot be sent under the present settings is passed over, and logged.
         """
-        sent, letters = 0, self._letters(selection)
+        sent, letters = 0, self._ever(selection)
         try:
             while again := self._brought_back(letters, clock):
                 sent += again
@@ -121,12 +120,14 @@ class DeadLetters:
         # first letter is read.
         with transaction(self._settings, "redrive") as send:
             gone, sent, size = self._redriven(), 0, 0
+            records: list[Outgoing] = []
             for letter in letters:
                 if letter.number not in gone and (again := self._again(letter, clock.now_ms())):
-                    send(again)
+                    records += again
                     sent, size = sent + 1, size + len(letter.value or b"")
                 if sent >= AT_ONCE or size >= BYTES_AT_ONCE:
                     break
+            send(records)
             return sent
 
     def _again(self, letter: DeadLetter, now_ms: int) -> Sequence[Outgoing]:
@@ -155,9 +156,13 @@ class DeadLetters:
 
     def _letters(self, selection: Selection) -> Iterator[DeadLetter]:
         gone = self._redriven()
+        return (letter for letter in self._ever(selection) if letter.number not in gone)
+
+    def _ever(self, selection: Selection) -> Iterator[DeadLetter]:
+        """Those that were brought back included."""
         for record in self._records(self._names.dead):
             letter = _letter(record)
-            if letter and letter.number not in gone and selection.has(letter):
+            if letter and selection.has(letter):
                 yield letter
 
     def _redriven(self) -> set[int]:
@@ -175,46 +180,28 @@ class DeadLetters:
             yield from reader.records([OffsetRange(*place, start, end)])
 
 
-class _Words:
-    """The headers that a dead letter has on top of the sender's own."""
-
-    def __init__(self, headers: Iterable[Header]) -> None:
-        self._texts = {name: (value or b"").decode() for name, value in headers if value}
-
-    def text(self, name: str) -> str:
-        return self._texts.get(name, "")
-
-    def number(self, name: str) -> int:
-        return int(self._texts.get(name) or 0)
-
-    @classmethod
-    def of(cls, headers: list[Header]) -> Self | None:
-        """None where the record is no dead letter of ours."""
-        own = headers[-len(LAST_WORDS) :]
-        return cls(own) if tuple(name for name, _ in own) == LAST_WORDS else None
-
-
 def _letter(record: Message) -> DeadLetter | None:
+    """None where the record is no dead letter of ours."""
     headers = headers_of(record)
+    own, last = headers[: -len(LAST_WORDS)], headers[-len(LAST_WORDS) :]
+    if tuple(name for name, _ in last) != LAST_WORDS:
+        return None
     try:
-        words = _Words.of(headers)
-        if words is None:
-            return None
-        partition = words.text(DUE_PARTITION)
+        words = {name: (value or b"").decode() for name, value in last}
         return DeadLetter(
             number=record.offset() or 0,
-            topic=words.text(DUE_TOPIC),
-            partition=int(partition) if partition else None,
-            due_ms=words.number(DUE_AT_MS),
-            id=str(MessageId.parse(words.text(DUE_ID))),
-            reason=words.text(DUE_ERROR),
-            detail=words.text(DUE_ERROR_DETAIL),
-            attempts=words.number(DUE_ATTEMPTS),
-            first_ms=words.number(DUE_FAILED_FIRST_MS),
-            last_ms=words.number(DUE_FAILED_LAST_MS),
+            topic=words[DUE_TOPIC],
+            partition=int(words[DUE_PARTITION]) if words[DUE_PARTITION] else None,
+            due_ms=int(words[DUE_AT_MS] or 0),
+            id=str(MessageId.parse(words[DUE_ID])),
+            reason=words[DUE_ERROR],
+            detail=words[DUE_ERROR_DETAIL],
+            attempts=int(words[DUE_ATTEMPTS] or 0),
+            first_ms=int(words[DUE_FAILED_FIRST_MS] or 0),
+            last_ms=int(words[DUE_FAILED_LAST_MS] or 0),
             key=record.key(),
             value=record.value(),
-            headers=tuple(headers[: -len(LAST_WORDS)]),
+            headers=tuple(own),
         )
     except ValueError:
         return None

@@ -38,7 +38,7 @@ def transaction(settings: Settings, name: str) -> Iterator[Callable[[Iterable[Ou
             producer.produce(
                 record.topic, value=record.value, key=record.key, headers=list(record.headers)
             )
-            producer.poll(0)
+        producer.flush(TIMEOUT_S)
 
     try:
         producer.init_transactions(TIMEOUT_S)

@@ -26,21 +26,21 @@ TAKEOVER_S = 40.0
 
 def leader_of(live, standbys):
     """The process id of the leader, once so many stand by."""
-    until_s = time.monotonic() + PATIENCE_S
-    while True:
-        found = status(live.settings, SystemClock())
-        if found.leader and len(found.standbys) == standbys:
-            return int(found.leader.rpartition(":")[2])
-        assert time.monotonic() < until_s, found
-        time.sleep(0.1)
+    found = await_leader(live, lambda found: len(found.standbys) == standbys)
+    return int(found.leader.rpartition(":")[2])
 
 
 def another_leads(live, gone):
+    await_leader(live, lambda found: not found.leader.endswith(f":{gone}"))
+
+
+def await_leader(live, is_it):
+    """Wait until there is a leader and the status is as it should be."""
     until_s = time.monotonic() + PATIENCE_S
     while True:
         found = status(live.settings, SystemClock())
-        if found.leader and not found.leader.endswith(f":{gone}"):
-            return
+        if found.leader and is_it(found):
+            return found
         assert time.monotonic() < until_s, found
         time.sleep(0.1)
 

@@ -2,8 +2,8 @@
 
 `duetime run` is a process of its own here, killed with its JVM at random moments, also while it
 starts and recovers, and started again at once; the load goes on all the time. Or the broker is
-killed, while the pipeline has to bear it. In the end the
-destination is read: what is there is what counts.
+killed, while the pipeline has to bear it. In the end the destination is read: what is there is what
+counts.
 """
 
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from duetime.bench.appends import Appends
-from duetime.bench.load import LoadPlan, revealed, start_load
+from duetime.bench.load import Load, LoadPlan, revealed, start_load
 from duetime.bench.report import COUNTS, Report, measure
 from duetime.bench.say import say
 from duetime.bench.testbed import create_destinations
@@ -38,10 +38,10 @@ PATIENCE_S = 240.0
 MOST_DOWN_S = 5.0
 
 #: How often is looked whether messages arrive, in seconds.
-LOOK_S = 0.1
+LOOK_S = 0.05
 
 #: Lives so many lives, in seconds, and gives what the recoveries took.
-Lives = Callable[[Settings, Appends, list[float]], Iterator[float]]
+Lives = Callable[[Settings, Appends, list[float]], Iterator[float | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +76,9 @@ def crash_broker(
 ) -> Crashes:
     """The same with the broker, under a pipeline that is left alone."""
 
-    def lives(settings: Settings, arrived: Appends, lives_s: list[float]) -> Iterator[float]:
+    def lives(settings: Settings, arrived: Appends, lives_s: list[float]) -> Iterator[float | None]:
         with pipeline_process(settings):
-            yield from _first_arrival_s(arrived, PATIENCE_S, enough=True)
+            yield next_arrival_s(arrived, PATIENCE_S)
             for life_s in lives_s:
                 time.sleep(life_s)
                 broker.kill()
@@ -86,7 +86,7 @@ def crash_broker(
                 time.sleep(down_s)
                 broker.start()
                 say(f"broker killed, and down for {down_s:.1f} s")
-                yield from _first_arrival_s(arrived, PATIENCE_S, enough=True)
+                yield next_arrival_s(arrived, PATIENCE_S)
 
     return _crashes(settings, kills, rate, life_ms, lives)
 
@@ -106,22 +106,30 @@ def _crashes(
     cold = settings.model_copy(update={"warm_up_seconds": 0})
     arrived = Appends(settings, [topic])
     with start_load(settings, plan) as load:
-        recoveries_s = list(lives(cold, arrived, lives_s))
+        recoveries_s = [each for each in lives(cold, arrived, lives_s) if each is not None]
         with pipeline_process(cold):
-            sent = load.wait()
-            if not arrived.wait_for(sent.sent, PATIENCE_S):
-                say(f"not all came within {PATIENCE_S:.0f} s")
-            # A message that comes twice may come now.
-            time.sleep(settings.rescue_every_ms / 1_000)
-    return Crashes(
-        kills=kills, report=measure(settings, [topic], sent.sent), recoveries_s=recoveries_s
-    )
+            report = outcome(settings, topic, load, arrived)
+    return Crashes(kills=kills, report=report, recoveries_s=recoveries_s)
 
 
-def _pipeline_lives(settings: Settings, arrived: Appends, lives_s: list[float]) -> Iterator[float]:
+def outcome(settings: Settings, topic: str, load: Load, arrived: Appends) -> Report:
+    """Wait until the load is sent and has arrived, or should have long ago, and count it."""
+    sent = load.wait()
+    if not arrived.wait_for(sent.sent, PATIENCE_S):
+        say(f"not all came within {PATIENCE_S:.0f} s")
+    # A message that comes twice may come now.
+    time.sleep(settings.rescue_every_ms / 1_000)
+    return measure(settings, [topic], sent.sent)
+
+
+def _pipeline_lives(
+    settings: Settings, arrived: Appends, lives_s: list[float]
+) -> Iterator[float | None]:
     for number, life_s in enumerate(lives_s, 1):
         with pipeline_process(settings):
-            yield from _first_arrival_s(arrived, life_s)
+            ends_s = time.monotonic() + life_s
+            yield next_arrival_s(arrived, life_s)
+            time.sleep(max(0.0, ends_s - time.monotonic()))
         say(f"kill {number} of {len(lives_s)}, after {life_s:.1f} s")
 
 
@@ -164,15 +172,14 @@ def environment(settings: Settings) -> dict[str, str]:
     }
 
 
-def _first_arrival_s(arrived: Appends, life_s: float, *, enough: bool = False) -> list[float]:
-    """Wait so long; how long it took until something arrived, if it did, which may be `enough`."""
+def next_arrival_s(arrived: Appends, within_s: float) -> float | None:
+    """Wait until something arrives; how long that took. None where nothing did in that time."""
     began_s, before = time.monotonic(), arrived.count()
-    first_s: list[float] = []
-    while (lived_s := time.monotonic() - began_s) < life_s and not (enough and first_s):
-        if not first_s and arrived.count() > before:
-            first_s = [lived_s]
+    while (taken_s := time.monotonic() - began_s) < within_s:
+        if arrived.count() > before:
+            return taken_s
         time.sleep(LOOK_S)
-    return first_s
+    return None
 
 
 def _children(pid: int) -> list[int]:

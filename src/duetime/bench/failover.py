@@ -12,18 +12,23 @@ from dataclasses import dataclass
 from statistics import median
 
 from duetime.bench.appends import Appends
-from duetime.bench.crash import PATIENCE_S, pipeline_process, send_signal
+from duetime.bench.crash import (
+    DELAY_MS,
+    LOOK_S,
+    PATIENCE_S,
+    next_arrival_s,
+    outcome,
+    pipeline_process,
+    send_signal,
+)
 from duetime.bench.load import LoadPlan, start_load
-from duetime.bench.report import COUNTS, Report, measure
+from duetime.bench.report import COUNTS, Report
 from duetime.bench.say import say
 from duetime.bench.testbed import create_destinations
 from duetime.clock import SystemClock
 from duetime.config import Settings
 from duetime.errors import DuetimeError
 from duetime.status import status
-
-#: Delays of the load: at once, through lanes, and through the wheel.
-DELAY_MS = (0, 30_000)
 
 #: How long one round may take besides the pause, in seconds: a standby starts and warms up.
 ROUND_S = 100.0
@@ -36,9 +41,6 @@ WARM_S = 60.0
 
 #: What was on its way when the leader died has arrived after this long, in seconds.
 ON_ITS_WAY_S = 0.5
-
-#: How often is looked whether messages arrive, in seconds.
-LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,18 +93,12 @@ def failover(settings: Settings, times: int, rate: float, pause_s: float) -> Fai
                     send_signal(leader, signal.SIGCONT)
                 else:
                     pipelines.enter_context(pipeline_process(warm))
-            sent = load.wait()
-        if not arrived.wait_for(sent.sent, PATIENCE_S):
-            say(f"not all came within {PATIENCE_S:.0f} s")
-        # A message that comes twice may come now.
-        time.sleep(settings.rescue_every_ms / 1_000)
-    return Failovers(
-        times=times, report=measure(settings, [topic], sent.sent), takeovers_s=takeovers_s
-    )
+            report = outcome(settings, topic, load, arrived)
+    return Failovers(times=times, report=report, takeovers_s=takeovers_s)
 
 
 def _leader(settings: Settings) -> int:
-    """Wait until one leads and another stands by, warm; returns the leader's process id."""
+    """Wait until one leads and another stands by; returns the leader's process id."""
     until_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < until_s:
         found = status(settings, SystemClock())
@@ -113,8 +109,5 @@ def _leader(settings: Settings) -> int:
 
 
 def _wait_for_more(arrived: Appends) -> None:
-    before, until_s = arrived.count(), time.monotonic() + PATIENCE_S
-    while arrived.count() == before:
-        if time.monotonic() > until_s:
-            raise DuetimeError(f"nothing arrived for {PATIENCE_S:.0f} s")
-        time.sleep(LOOK_S)
+    if next_arrival_s(arrived, PATIENCE_S) is None:
+        raise DuetimeError(f"nothing arrived for {PATIENCE_S:.0f} s")

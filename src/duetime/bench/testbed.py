@@ -5,7 +5,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -36,12 +36,13 @@ def testbed(kafka: str | None) -> Iterator[Settings]:
         with own_testbed() as (settings, _):
             yield settings
         return
-    with ExitStack() as stack:
-        scratch = stack.enter_context(_scratch())
+    with _scratch() as scratch:
         settings = load_settings(bootstrap=kafka, **_named(scratch))
-        stack.callback(_delete_all, settings)
-        create_topics(settings)
-        yield settings
+        try:
+            create_topics(settings)
+            yield settings
+        finally:
+            _delete_all(settings)
 
 
 @contextmanager

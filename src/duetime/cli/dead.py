@@ -2,14 +2,14 @@
 
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import fields
 from typing import Annotated
 
 import typer
 
 from duetime.cli.connect import connected
-from duetime.cli.display import console, facts, payload, printable, table, when
-from duetime.cli.options import BadInput, Config, Json, Kafka, instant_option_ms
+from duetime.cli.display import console, facts, record_facts, table, when
+from duetime.cli.options import BadInput, Config, Json, Kafka, OnlyValue, instant_option_ms
 from duetime.clock import SystemClock, format_instant
 from duetime.dead import DeadLetter, DeadLetters, Selection
 
@@ -58,9 +58,7 @@ def list_(  # noqa: PLR0913 (an option each)
 def show(
     number: Annotated[int, typer.Argument(metavar="NUMBER", help="As dead list has it.")],
     *,
-    value: Annotated[
-        bool, typer.Option("--value", help="Only the payload, byte for byte, for a pipe.")
-    ] = False,
+    value: OnlyValue = False,
     kafka: Kafka = None,
     config: Config = None,
 ) -> None:
@@ -106,12 +104,12 @@ def _selection(
 
 def _as_json(letter: DeadLetter) -> dict[str, object]:
     """All but what may be secret: the payload and the headers."""
-    told = asdict(replace(letter, key=None, value=None, headers=()))
-    return {name: each for name, each in told.items() if name not in PAYLOAD}
+    names = [each.name for each in fields(letter) if each.name not in PAYLOAD]
+    return {name: getattr(letter, name) for name in names}
 
 
 def _facts(letter: DeadLetter, now_ms: int) -> list[tuple[str, str]]:
-    pairs = [
+    return [
         ("number", str(letter.number)),
         ("id", letter.id),
         ("reason", f"{letter.reason}: {letter.detail}"),
@@ -120,10 +118,5 @@ def _facts(letter: DeadLetter, now_ms: int) -> list[tuple[str, str]]:
         ("failed last", when(letter.last_ms, now_ms)),
         ("was due", when(letter.due_ms, now_ms)),
         ("topic", letter.topic),
+        *record_facts(letter.partition, letter.key, letter.headers, letter.value),
     ]
-    if letter.partition is not None:
-        pairs.append(("partition", str(letter.partition)))
-    if letter.key is not None:
-        pairs.append(("key", printable(letter.key)))
-    pairs += [("header", f"{name}={printable(value)}") for name, value in letter.headers]
-    return [*pairs, ("value", payload(letter.value))]

@@ -101,7 +101,23 @@ def printable(data: bytes | None, *, lines: bool = False) -> str:
     return "".join(each if each.isprintable() or each in kept else _escaped(each) for each in text)
 
 
-def payload(value: bytes | None) -> str:
+def record_facts(
+    partition: int | None,
+    key: bytes | None,
+    headers: Iterable[tuple[str, bytes | None]],
+    value: bytes | None,
+) -> list[tuple[str, str]]:
+    """What a record has in it, for `facts`."""
+    pairs = []
+    if partition is not None:
+        pairs.append(("partition", str(partition)))
+    if key is not None:
+        pairs.append(("key", printable(key)))
+    pairs += [("header", f"{name}={printable(each)}") for name, each in headers]
+    return [*pairs, ("value", _payload(value))]
+
+
+def _payload(value: bytes | None) -> str:
     """A payload where a person can read it, else its size."""
     if value is None:
         return "(null)"

@@ -10,8 +10,19 @@ import typer
 
 from duetime.cli.cancelling import cancel_surely, not_waiting
 from duetime.cli.connect import connected, require_intake
-from duetime.cli.display import facts, payload, printable, when
-from duetime.cli.options import At, BadInput, Config, Id, In, Kafka, delay, instant, settings_from
+from duetime.cli.display import facts, record_facts, when
+from duetime.cli.options import (
+    At,
+    BadInput,
+    Config,
+    Id,
+    In,
+    Kafka,
+    OnlyValue,
+    delay,
+    instant,
+    settings_from,
+)
 from duetime.client import Producer
 from duetime.clock import SystemClock
 from duetime.config import Settings
@@ -50,11 +61,11 @@ def send(  # noqa: PLR0913 (an option each)
     """
     due_at, due_in = _due(at, in_)
     headers = [_header(each) for each in header or []]
-    content = _payload(value, file)
+    payload = _payload(value, file)
     settings = settings_from(kafka, config)
     wanted = Wanted(
         topic=topic,
-        value=content,
+        value=payload,
         key=None if key is None else os.fsencode(key),
         headers=headers,
         partition=partition,
@@ -78,9 +89,7 @@ def send(  # noqa: PLR0913 (an option each)
 def show(
     message_id: Id,
     *,
-    value: Annotated[
-        bool, typer.Option("--value", help="Only the payload, byte for byte, for a pipe.")
-    ] = False,
+    value: OnlyValue = False,
     kafka: Kafka = None,
     config: Config = None,
 ) -> None:
@@ -177,9 +186,4 @@ def _facts(found: Found, now_ms: int) -> list[tuple[str, str]]:
     ]
     if found.expires_ms is not None:
         pairs.append(("expires", when(found.expires_ms, now_ms)))
-    if found.partition is not None:
-        pairs.append(("partition", str(found.partition)))
-    if found.key is not None:
-        pairs.append(("key", printable(found.key)))
-    pairs += [("header", f"{name}={printable(value)}") for name, value in found.headers]
-    return [*pairs, ("value", payload(found.value))]
+    return pairs + record_facts(found.partition, found.key, found.headers, found.value)

@@ -30,6 +30,9 @@ At = Annotated[
         "--at", metavar="TIME", help="Due then, with a zone: 2026-12-24T18:00:00+01:00, or ...Z."
     ),
 ]
+OnlyValue = Annotated[
+    bool, typer.Option("--value", help="Only the payload, byte for byte, for a pipe.")
+]
 Json = Annotated[bool, typer.Option("--json", help="For programs, not for people.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more in the log.")]
 

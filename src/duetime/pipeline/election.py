@@ -4,9 +4,9 @@ They are a consumer group on a topic of one partition: whoever is assigned it le
 the leader commits to the group, which only a member can. So from then on no other can lead for as
 long as its session lasts; and for a little less than that it holds a lease, and may send.
 
-A process may be paused at any instant (SIGSTOP, a virtual machine that is moved) and know nothing
-of it. So the lease is looked at by each row, last before the sink: as a system property of the JVM,
-in nanoseconds of the monotonic clock, which Python and Java share. Only where driver and executors
+A process may be paused at any instant (SIGSTOP, a long collection) and know nothing of it. So the
+lease is looked at by each row, last before the sink: as a system property of the JVM, in
+nanoseconds of the monotonic clock, which Python and Java share. Only where driver and executors
 share a JVM; elsewhere there is no property, and a row has nothing to look at.
 """
 
@@ -107,7 +107,7 @@ class Election:
                 "client.id": self._name,
                 "session.timeout.ms": int(SESSION_S * 1_000),
                 "heartbeat.interval.ms": int(RENEW_S * 1_000),
-                # A driver that hangs leads no more than one that has died.
+                # A process in which nothing moves any more leads no more than one that has died.
                 "max.poll.interval.ms": int(SESSION_S * 2_000),
                 "enable.auto.commit": False,
                 "auto.offset.reset": "latest",

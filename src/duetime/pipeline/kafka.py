@@ -70,6 +70,7 @@ def read_ranges(
         "kafka.max.partition.fetch.bytes": str(1024 * 1024),
         # A fixed group lets the connector's pool give the next window an open consumer.
         "kafka.group.id": f"{settings.namespace}.release.reader",
+        # After each poll Spark asks twice for offsets: fewer polls of more records.
         "kafka.max.poll.records": "5000",
     }
     return spark.read.format("kafka").options(**options).load()

@@ -70,13 +70,13 @@ class WarmUp:
 
         With `until`, which says that something else is to be done now, for as long as there is.
         """
-        is_over = until or self._stopping
+        ends = [self._stopping] if until is None else [self._stopping, until]
         ranges = [self._drilled_range()]
         until_s = self._until_s(DRILL_SHARE if until is None else 1)
 
         def again(_: int) -> int:
             turns = 0
-            while time.monotonic() < until_s and not (self._stopping.is_set() or is_over.is_set()):
+            while time.monotonic() < until_s and not any(each.is_set() for each in ends):
                 turn(ranges)
                 turns += 1
             return turns

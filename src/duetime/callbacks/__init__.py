@@ -4,47 +4,25 @@ The topics of dead letters and of rejected records are read by a consumer group 
 a slow or dead URL holds up nothing but callbacks. Many are under way at once, few of them to one
 host. An offset is committed when everything before it is told or given up: a crash tells some
 twice, and the body has the id to know them by.
-
-The URL is a sender's, and must not reach what only this machine can: hosts are those on the
-allow-list, the address that is connected to is the one that was checked, and no redirect is
-followed.
 """
 
 import asyncio
-import base64
-import fnmatch
-import ipaddress
 import json
 import logging
 import random
-import socket
 import threading
 from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 import httpx
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
+from duetime.callbacks.callback import Callback, callback_of
+from duetime.callbacks.guard import Guarded, Refused, is_listed
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
-from duetime.message import (
-    DUE_AT_MS,
-    DUE_ATTEMPTS,
-    DUE_CALLBACK,
-    DUE_ERROR,
-    DUE_ERROR_DETAIL,
-    DUE_ERROR_SOURCE,
-    DUE_FAILED_FIRST_MS,
-    DUE_FAILED_LAST_MS,
-    DUE_ID,
-    DUE_PARTITION,
-    DUE_TOPIC,
-)
 from duetime.stores.places import Place
-from duetime.stores.records import headers_of
 from duetime.topics import TopicNames
 
 log = logging.getLogger(__name__)
@@ -60,72 +38,6 @@ BATCH, WAIT_S = 200, 0.5
 
 #: The first pause between two tries, in seconds; doubled each time.
 BACKOFF_S = 1.0
-
-#: Addresses where clouds tell a machine its secrets, besides the link-local ones.
-METADATA = tuple(
-    map(
-        ipaddress.ip_address,
-        ("100.100.100.200", "168.63.129.16", "fd00:ec2::254", "fd20:ce::254"),
-    )
-)
-
-#: Addresses of the IPv4 Internet on a network without it (RFC 6052).
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
-
-#: The longest number that a header may have, in digits.
-DIGITS = 18
-
-#: What a callback says about a message, by the header that has it.
-WORDS = {
-    DUE_ID: "id",
-    DUE_TOPIC: "topic",
-    DUE_PARTITION: "partition",
-    DUE_AT_MS: "due_at_ms",
-    DUE_ERROR: "reason",
-    DUE_ERROR_DETAIL: "detail",
-    DUE_ERROR_SOURCE: "source",
-    DUE_ATTEMPTS: "attempts",
-    DUE_FAILED_FIRST_MS: "failed_first_ms",
-    DUE_FAILED_LAST_MS: "failed_last_ms",
-}
-
-#: Those of them that are numbers.
-NUMBERS = ("partition", "due_at_ms", "attempts", "failed_first_ms", "failed_last_ms")
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-class Refused(httpx.TransportError):
-    """This URL may not be called."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Callback:
-    """What is told to whom."""
-
-    url: str
-    body: dict[str, Any]
-
-
-def callback_of(record: Message, settings: Settings) -> Callback | None:
-    """The callback that a dead letter or a rejected record asks for."""
-    headers = headers_of(record)
-    by_name = {name: value for name, value in headers if value is not None}
-    url = by_name.get(DUE_CALLBACK) or _airtel_url(record, by_name, settings)
-    if not url:
-        return None
-    told = {
-        word: by_name[name].decode(errors="replace")
-        for name, word in WORDS.items()
-        if name in by_name
-    }
-    own = [(name, value) for name, value in headers if name not in (*WORDS, DUE_CALLBACK)]
-    body: dict[str, Any] = {
-        name: _number(text) if name in NUMBERS else text for name, text in told.items()
-    }
-    body |= _payload("key", record.key()) | _payload("value", record.value())
-    body["headers"] = [{"name": name, **_payload("value", value)} for name, value in own]
-    return Callback(url=url.decode(errors="replace"), body=body)
 
 
 class Callbacks:
@@ -181,7 +93,7 @@ class Callbacks:
         # No host that is looked up may keep it waiting.
         with ThreadPoolExecutor(1) as own:
             async with httpx.AsyncClient(
-                transport=Guarded(self._settings), follow_redirects=False, trust_env=False
+                transport=Guarded(self._settings, AT_ONCE), follow_redirects=False, trust_env=False
             ) as client:
                 while not self._closing.is_set():
                     records = await loop.run_in_executor(own, self._consumer.consume, BATCH, WAIT_S)
@@ -293,121 +205,6 @@ class _Host:
         self.waiting = 0
         #: The last callback was given up.
         self.is_silent = False
-
-
-class Guarded(httpx.AsyncBaseTransport):
-    """HTTP to hosts on the allow-list, and to addresses that a stranger may name."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._networks = settings.callback_networks
-        self._http = httpx.AsyncHTTPTransport(
-            # Kept ones are told apart by address, and not by the name in their certificate.
-            limits=httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=0)
-        )
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Look the host up, check what was found, and connect to just that."""
-        url = request.url
-        if not is_listed(str(url), self._settings):
-            raise Refused("its host is not in callback_hosts")
-        request.url = url.copy_with(host=str(await self._address(url.host, _port(url))))
-        request.extensions |= {"sni_hostname": url.host}
-        return await self._http.handle_async_request(request)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
-
-    async def _address(self, host: str, port: int) -> Address:
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                host, port, type=socket.SOCK_STREAM
-            )
-        except OSError as error:
-            raise httpx.ConnectError("its host is not known") from error
-        # A link-local one has the interface behind a `%`.
-        addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
-        for address in addresses:
-            if not self.is_allowed(address):
-                raise Refused(f"its host is at {address}, which callback_networks does not allow")
-        return addresses[0]
-
-    def is_allowed(self, address: Address) -> bool:
-        """Whether a stranger may name it; an address within an address counts as well."""
-        return all(
-            any(each in network for network in self._networks) or _is_ordinary(each)
-            for each in _meant(address)
-        )
-
-
-def is_listed(url: str, settings: Settings) -> bool:
-    """Whether the URL is http(s) to a host of `callback_hosts`; without a port there, 80 or 443."""
-    try:
-        parsed = httpx.URL(url)
-    except (httpx.InvalidURL, UnicodeError):
-        return False
-    if parsed.scheme not in ("http", "https"):
-        return False
-    host, port = parsed.host.lower(), _port(parsed)
-    names = [f"{host}:{port}"] + ([host] if port in (80, 443) else [])
-    return any(
-        fnmatch.fnmatchcase(name, pattern.lower())
-        for name in names
-        for pattern in settings.callback_hosts
-    )
-
-
-def _port(url: httpx.URL) -> int:
-    return url.port or (443 if url.scheme == "https" else 80)
-
-
-def _meant(address: Address) -> list[Address]:
-    """Where packets to an address end: itself, and the IPv4 address that is written in it."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return [address]
-    if address.ipv4_mapped:
-        return [address.ipv4_mapped]
-    if address in NAT64:
-        return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
-    within = [address.sixtofour, *(address.teredo or ())]
-    return [address, *(each for each in within if each)]
-
-
-def _is_ordinary(address: Address) -> bool:
-    return not (
-        address.is_loopback
-        or address.is_link_local
-        or address.is_multicast
-        or address.is_unspecified
-        or address.is_reserved
-        or address in METADATA
-    )
-
-
-def _airtel_url(record: Message, by_name: dict[str, bytes], settings: Settings) -> bytes | None:
-    """The URL that a rejected JSON envelope names, if it can be read that far."""
-    source = by_name.get(DUE_ERROR_SOURCE, b"").decode(errors="replace")
-    if not source.startswith(f"{settings.airtel_topic}/"):
-        return None
-    try:
-        envelope = json.loads(record.value() or b"")
-        url = envelope["failurePostCallbackUrl"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return url.encode(errors="replace") if isinstance(url, str) else None
-
-
-def _payload(name: str, data: bytes | None) -> dict[str, str | None]:
-    """As text where it is UTF-8, else in base64 under a name that says so."""
-    try:
-        return {name: None if data is None else data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data or b"").decode()}
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() and len(text) <= DIGITS else None
 
 
 def _host(url: str) -> str:
