@@ -103,9 +103,18 @@ class WheelWriter:
         self._producer = Producer(producer_properties(settings))
 
     def message(  # noqa: PLR0913 (all that a message may have)
-        self, topic, due_ms, *, unique=None, level=None, partition=None, state=None, **parts
+        self,
+        topic,
+        due_ms,
+        *,
+        unique=None,
+        level=None,
+        partition=None,
+        state=None,
+        passed_on=(),
+        **parts,
     ):
-        """Write a message; returns its id."""
+        """Write a message; returns its id. What is `passed_on` no client would send."""
         identity = MessageId(due_ms=due_ms, unique=unique or f"m{next(self._numbers)}")
         wanted = Wanted(topic=topic, partition=partition, **parts)
         record = scheduled(
@@ -113,7 +122,7 @@ class WheelWriter:
         )
         address = topic, None if partition is None else str(partition)
         own = [pair for pair in record.headers if pair[0] not in WAITING_HEADERS]
-        headers = _waiting(address, identity, state) + own
+        headers = _waiting(address, identity, state) + own + list(passed_on)
         self._write(identity, level, headers, (record.key, record.value))
         return identity
 

@@ -29,7 +29,18 @@ def die(settings):
     producer = Producer(librdkafka_properties(settings))
 
     def write(topic="to", reason="unknown-topic", last_ms=2_000, **record):
-        words = (topic, "3", "1000", "0000000003e8-a", reason, "so it is", "10", "1500", last_ms)
+        words = (
+            topic,
+            "3",
+            "eu",
+            "1000",
+            "0000000003e8-a",
+            reason,
+            "so it is",
+            "10",
+            "1500",
+            last_ms,
+        )
         headers = [("h", b"\x00")] + [
             (name, str(word)) for name, word in zip(LAST_WORDS, words, strict=True)
         ]
@@ -62,6 +73,7 @@ def test_a_letter_has_all_that_the_message_had_and_why_it_died(letters, die):
     (letter,) = letters.latest(ANY, 10)
     assert letter == letters.find(0)
     assert (letter.topic, letter.partition, letter.due_ms) == ("to", 3, 1_000)
+    assert letter.cluster == "eu"
     assert (letter.reason, letter.detail, letter.attempts) == ("unknown-topic", "so it is", 10)
     assert (letter.first_ms, letter.last_ms) == (1_500, 2_000)
     assert (letter.key, letter.value, letter.headers) == (b"k", b"\xff", (("h", b"\x00"),))
@@ -96,6 +108,7 @@ def test_a_letter_is_brought_back_once(settings, letters, die):
     assert (first.key(), first.value()) == (b"k", b"\xff")
     headers = dict(first.headers())
     assert (headers["due-topic"], headers["due-partition"]) == (b"other", b"3")
+    assert headers["due-cluster"] == b"eu"
     assert headers["h"] == b"\x00"
     assert headers["due-id"] != dict(second.headers())["due-id"]
 

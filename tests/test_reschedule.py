@@ -86,9 +86,18 @@ def test_null_and_empty_stay_apart_when_rescheduled(wheel, settings, now_ms):
 
 
 @pytest.mark.system
+def test_a_message_for_another_cluster_stays_so(wheel, settings, now_ms):
+    state = f"{now_ms}:::::eu"
+    old = wheel.message("orders", now_ms + MINUTE, state=state)
+    reschedule(str(old), in_=timedelta(minutes=5), settings=settings)
+    (again,) = committed(settings, "in")
+    assert dict(again.headers())["due-cluster"] == b"eu"
+
+
+@pytest.mark.system
 def test_headers_that_intake_would_take_for_itself_are_left_out(wheel, settings, now_ms):
-    headers = [("due-cluster", b"elsewhere"), ("due-callback", b"http://x"), ("a", b"b")]
-    old = wheel.message("orders", now_ms + MINUTE, headers=headers)
+    headers = [("due-in-ms", b"1"), ("due-callback", b"http://x"), ("a", b"b")]
+    old = wheel.message("orders", now_ms + MINUTE, passed_on=headers)
     reschedule(str(old), in_=timedelta(minutes=5), settings=settings)
     (again,) = committed(settings, "in")
     assert again.headers()[3:] == headers[1:]

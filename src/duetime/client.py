@@ -75,13 +75,15 @@ class Producer:
         in_: timedelta | None = None,
         id: str | None = None,  # noqa: A002 (what everybody calls it)
         partition: int | None = None,
+        cluster: str | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> str:
         """Schedule a message for `topic`, and return its full id, which `cancel` takes.
 
         It is due `at` an instant (with a zone) or `in_` a while from now; what is past is due at
         once. Text is sent as UTF-8. `id` is the sender's own: sent again while it waits, with the
-        same due time, a message is still delivered once. `partition` is the destination's.
+        same due time, a message is still delivered once. `partition` is the destination's, and
+        `cluster` the name that the configuration has for the one where it is, if it is another.
 
         Returns before the record has arrived: see `on_delivery` and `flush`. Waits while the local
         queue is full. Raises InvalidMessage, whose `reason` says what cannot be taken, and
@@ -89,7 +91,14 @@ class Producer:
         """
         now_ms = self._clock.now_ms()
         record = scheduled(
-            Wanted(topic=topic, value=value, key=key, headers=headers, partition=partition),
+            Wanted(
+                topic=topic,
+                value=value,
+                key=key,
+                headers=headers,
+                partition=partition,
+                cluster=cluster,
+            ),
             self._settings,
             due_ms=due_time_ms(at, in_, now_ms),
             now_ms=now_ms,

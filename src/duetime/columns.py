@@ -83,8 +83,14 @@ def state_number(state: Column, name: str) -> Column:
     return F.split_part(state, F.lit(":"), position).cast("bigint")
 
 
+def state_word(state: Column, name: str) -> Column:
+    """The same as text."""
+    position = F.lit(STATE.index(name) + 1)
+    return F.nullif(F.split_part(state, F.lit(":"), position), F.lit(""))
+
+
 def state_text(**numbers: Column) -> Column:
-    """The value of a DUE_STATE header with these numbers."""
+    """The value of a DUE_STATE header with these numbers, and perhaps the name."""
     last = max(STATE.index(name) for name in numbers)
     none = F.lit(None).cast("string")
     texts = [numbers.get(name, none).cast("string") for name in STATE[: last + 1]]

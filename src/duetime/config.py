@@ -28,6 +28,9 @@ from duetime.errors import ConfigError
 from duetime.ladder import Ladder
 from duetime.wheel import GRACE_MS, Wheel
 
+#: What is called here becomes part of topics' names. In Rust's syntax, where `$` is the very end.
+NAME_PATTERN = r"^[a-zA-Z0-9_-]{1,40}$"
+
 #: How long the cascade of a far slot may take until its first window is planned, in ms.
 CASCADE_MS = 1_000
 
@@ -41,10 +44,10 @@ class RetryPolicy(BaseModel):
     backoff_ms: Annotated[int, Field(ge=100)] | None = None
 
 
-class Settings(BaseSettings):
-    """The configuration of one duetime. Frozen once read."""
+class Connection(BaseModel):
+    """How a cluster is reached, by every client."""
 
-    model_config = SettingsConfigDict(env_prefix="DUETIME_", extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     bootstrap: str = Field(
         "127.0.0.1:9092", description="Kafka's bootstrap servers, host:port[,...]"
@@ -68,9 +71,26 @@ class Settings(BaseSettings):
         default_factory=dict, description="Further properties of the Python (librdkafka) clients"
     )
 
+
+class Cluster(Connection):
+    """Another cluster: nobody guesses where it is."""
+
+    bootstrap: str = Field(description="Its bootstrap servers, host:port[,...]")
+
+
+class Settings(Connection, BaseSettings):
+    """The configuration of one duetime. Frozen once read."""
+
+    model_config = SettingsConfigDict(env_prefix="DUETIME_", extra="forbid", frozen=True)
+
+    clusters: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Cluster] = Field(
+        default_factory=dict,
+        description="Other clusters that messages may be for, by the name that `due-cluster` calls "
+        "them: a table each with `bootstrap` and what else is needed to reach it",
+    )
     namespace: str = Field(
         "duetime",
-        pattern=r"^[a-zA-Z0-9_-]{1,40}$",
+        pattern=NAME_PATTERN,
         description="Prefix of duetime's own topics and groups; two on one cluster need two names",
     )
     airtel_topic: str = Field(
@@ -185,6 +205,11 @@ class Settings(BaseSettings):
     def wheel(self) -> Wheel:
         """The wheel's shape."""
         return Wheel(tick_ms=self.wheel_tick_ms, slots=self.wheel_slots, levels=self.wheel_levels)
+
+    def at(self, cluster: str) -> "Settings":
+        """The same for clients of another cluster, whose names are told apart from those here."""
+        others = dict(self.clusters[cluster])
+        return self.model_copy(update=others | {"namespace": f"{self.namespace}@{cluster}"})
 
     @property
     def ladder(self) -> Ladder:

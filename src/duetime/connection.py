@@ -6,11 +6,11 @@ settings differently. Nothing here opens a connection.
 
 from pathlib import Path
 
-from duetime.config import Settings
+from duetime.config import Connection
 from duetime.errors import ConfigError
 
 
-def java_properties(settings: Settings) -> dict[str, str]:
+def java_properties(settings: Connection) -> dict[str, str]:
     """Properties of a Java Kafka client. Source: Kafka documentation, Security; KIP-651 for PEM."""
     properties = {
         "bootstrap.servers": settings.bootstrap,
@@ -33,12 +33,12 @@ def java_properties(settings: Settings) -> dict[str, str]:
     return properties | settings.java_properties
 
 
-def spark_properties(settings: Settings) -> dict[str, str]:
+def spark_properties(settings: Connection) -> dict[str, str]:
     """The same as options of Spark's Kafka source and sink."""
     return {f"kafka.{name}": value for name, value in java_properties(settings).items()}
 
 
-def librdkafka_properties(settings: Settings) -> dict[str, str | int | float | bool]:
+def librdkafka_properties(settings: Connection) -> dict[str, str | int | float | bool]:
     """Properties of a confluent-kafka client. Source: librdkafka's CONFIGURATION.md."""
     properties: dict[str, str | int | float | bool] = {
         "bootstrap.servers": settings.bootstrap,
@@ -60,7 +60,7 @@ def librdkafka_properties(settings: Settings) -> dict[str, str | int | float | b
     return properties | settings.librdkafka_properties
 
 
-def _jaas(settings: Settings) -> str:
+def _jaas(settings: Connection) -> str:
     modules = {
         "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
         "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -81,7 +81,7 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _password(settings: Settings) -> str:
+def _password(settings: Connection) -> str:
     return settings.sasl_password.get_secret_value() if settings.sasl_password else ""
 
 

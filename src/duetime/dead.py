@@ -17,6 +17,7 @@ from duetime.errors import InvalidMessage, KafkaError, UnknownMessage
 from duetime.message import (
     DUE_AT_MS,
     DUE_ATTEMPTS,
+    DUE_CLUSTER,
     DUE_ERROR,
     DUE_ERROR_DETAIL,
     DUE_FAILED_FIRST_MS,
@@ -49,6 +50,8 @@ class DeadLetter:
     number: int
     topic: str
     partition: int | None
+    #: The cluster that it is for; None is this one.
+    cluster: str | None
     due_ms: int
     #: The id under which it waited.
     id: str
@@ -138,6 +141,7 @@ class DeadLetters:
             key=letter.key,
             headers=letter.headers,
             partition=letter.partition,
+            cluster=letter.cluster,
         )
         unique = f"redriven.{letter.number}"
         try:
@@ -192,6 +196,7 @@ def _letter(record: Message) -> DeadLetter | None:
             number=record.offset() or 0,
             topic=words[DUE_TOPIC],
             partition=int(words[DUE_PARTITION]) if words[DUE_PARTITION] else None,
+            cluster=words[DUE_CLUSTER] or None,
             due_ms=int(words[DUE_AT_MS] or 0),
             id=str(MessageId.parse(words[DUE_ID])),
             reason=words[DUE_ERROR],

@@ -22,14 +22,16 @@ DUE_OP = "due-op"
 DUE_EXPIRES_MS = "due-expires-ms"
 DUE_CALLBACK = "due-callback"
 
-#: Only while a message waits: numbers between colons, see STATE. Those at the end may be missing.
+#: Only while a message waits: numbers and a name between colons, see STATE; those at the end may be
+#: missing.
 DUE_STATE = "due-state"
 
 #: What they are: the timestamp of the intake record (what came early and cascaded is written into
 #: its last slot behind what came late, and must still be sent before it); when it expires; and of
 #: a message that could not be delivered, when to try again, how often it was tried, and when that
-#: failed first. All but the attempts are instants in epoch ms.
-STATE = ("taken", "expires", "retry", "attempts", "failed")
+#: failed first. All but the attempts are instants in epoch ms. Last, the name of the cluster that
+#: it is for, if that is another one.
+STATE = ("taken", "expires", "retry", "attempts", "failed", "cluster")
 
 #: The one operation of the control topic so far.
 CANCEL = "cancel"
@@ -48,6 +50,7 @@ DUE_FAILED_LAST_MS = "due-failed-last-ms"
 LAST_WORDS = (
     DUE_TOPIC,
     DUE_PARTITION,
+    DUE_CLUSTER,
     DUE_AT_MS,
     DUE_ID,
     DUE_ERROR,
@@ -74,6 +77,9 @@ END = r"(?![\s\S])"
 
 #: What Kafka allows as a topic's name (besides `.` and `..`).
 TOPIC_PATTERN = rf"^[a-zA-Z0-9._-]{{1,249}}{END}"
+
+#: How a cluster may be called: it becomes part of a topic's name.
+CLUSTER_PATTERN = rf"^[a-zA-Z0-9_-]{{1,40}}{END}"
 
 #: A sender's own id: safe in a URL, in a shell and in a log. `@` marks the ids that intake makes.
 UNIQUE_PATTERN = rf"^[A-Za-z0-9._:=~+-][A-Za-z0-9._:=~+@-]{{0,199}}{END}"
@@ -121,6 +127,16 @@ def check_unique(unique: str) -> str:
             "(and @, but not first)",
         )
     return unique
+
+
+def check_cluster(name: object) -> str:
+    """The name, if a cluster may be called so. Raises InvalidMessage (unknown-cluster)."""
+    if not (isinstance(name, str) and re.match(CLUSTER_PATTERN, name)):
+        raise InvalidMessage(
+            Reason.UNKNOWN_CLUSTER,
+            f"{name!r} is no cluster's name: use 1 to 40 of a-z A-Z 0-9 _ -",
+        )
+    return name
 
 
 def check_destination(topic: str, namespace: str) -> str:

@@ -15,6 +15,7 @@ from duetime.errors import InvalidMessage, Reason
 from duetime.message import (
     CANCEL,
     DUE_AT_MS,
+    DUE_CLUSTER,
     DUE_ID,
     DUE_IN_MS,
     DUE_OP,
@@ -22,6 +23,7 @@ from duetime.message import (
     DUE_TOPIC,
     HEADER_FRAME_BYTES,
     MessageId,
+    check_cluster,
     check_destination,
     check_unique,
 )
@@ -36,7 +38,7 @@ Headers = Mapping[str, Payload] | Iterable[tuple[str, Payload]]
 Header = tuple[str, bytes | None]
 
 #: The headers that are made from arguments.
-OWN_HEADERS = (DUE_TOPIC, DUE_PARTITION, DUE_AT_MS, DUE_IN_MS, DUE_ID)
+OWN_HEADERS = (DUE_TOPIC, DUE_PARTITION, DUE_CLUSTER, DUE_AT_MS, DUE_IN_MS, DUE_ID)
 
 #: The highest partition that intake takes: six digits.
 LAST_PARTITION = 999_999
@@ -63,6 +65,8 @@ class Wanted:
     key: Payload = field(default=None, repr=False)
     headers: Headers | None = field(default=None, repr=False)
     partition: int | None = None
+    #: The name of another cluster; None is the one where duetime runs.
+    cluster: str | None = None
 
 
 def scheduled(
@@ -145,6 +149,8 @@ def _address(wanted: Wanted, namespace: str, identity: MessageId) -> list[Header
     }
     if wanted.partition is not None:
         texts[DUE_PARTITION] = str(_checked_partition(wanted.partition))
+    if wanted.cluster is not None:
+        texts[DUE_CLUSTER] = check_cluster(wanted.cluster)
     return [(name, text.encode()) for name, text in texts.items()]
 
 

@@ -12,7 +12,7 @@ from duetime.client import check_not_too_late
 from duetime.clock import Clock, SystemClock
 from duetime.config import Settings, load_settings
 from duetime.errors import TooLate, UnknownMessage
-from duetime.message import DUE_CLUSTER, DUE_EXPIRES_MS, MessageId
+from duetime.message import DUE_EXPIRES_MS, MessageId
 from duetime.outgoing import OWN_HEADERS, Outgoing, Wanted, cancelled, due_time_ms, scheduled
 from duetime.stores import Found
 from duetime.stores.reader import WheelReader
@@ -26,7 +26,7 @@ ARRIVAL_MS = 3_000
 LONGEST_UNIQUE = 200
 
 #: The headers that intake takes for itself.
-ADDRESS = (*OWN_HEADERS, DUE_CLUSTER, DUE_EXPIRES_MS)
+ADDRESS = (*OWN_HEADERS, DUE_EXPIRES_MS)
 
 
 def reschedule(
@@ -71,6 +71,7 @@ def rescheduled(found: Found, settings: Settings, *, due_ms: int, now_ms: int) -
         key=found.key,
         headers=headers,
         partition=found.partition,
+        cluster=found.cluster,
     )
     unique = next_unique(found.id.unique)
     return scheduled(wanted, settings, due_ms=due_ms, now_ms=now_ms, unique=unique)

@@ -103,6 +103,10 @@ class TopicNames:
         self.leader_group = f"{self._prefix}.leader"
         self.release_group = f"{self._prefix}.release"
 
+    def outbox(self, cluster: str) -> str:
+        """The topic of what is on its way to another cluster."""
+        return f"{self._prefix}.outbox.{cluster}"
+
     def wheel(self, level: int) -> str:
         """The topic of one level of the wheel."""
         return f"{self._prefix}.wheel.{level}"
@@ -128,6 +132,8 @@ def required_topics(settings: Settings) -> list[Topic]:
         _waiting_topic(names.lanes, lanes, settings),
         # A record's age tells which turn of the ring it belongs to.
         *(_waiting_topic(names.wheel(level), ring, settings) for level in levels),
+        # One partition: what is on its way to another cluster stays in order.
+        *(_kept_topic(names.outbox(each), settings) for each in settings.clusters),
         _kept_topic(names.rejected, settings),
         _kept_topic(names.failed, settings),
         _kept_topic(names.dead, settings),

@@ -19,7 +19,18 @@ pytestmark = [pytest.mark.system, pytest.mark.usefixtures("topics")]
 
 PATIENCE_S = 60.0
 
-WORDS = ("to", None, "1000", "0000000003e8-a", "unknown-topic", "so it is", "10", "1500", "2000")
+WORDS = (
+    "to",
+    None,
+    None,
+    "1000",
+    "0000000003e8-a",
+    "unknown-topic",
+    "so it is",
+    "10",
+    "1500",
+    "2000",
+)
 
 
 class Listener:

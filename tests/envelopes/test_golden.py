@@ -122,7 +122,7 @@ def assert_waits(row, case, offset):
         assert headers[1] == ("due-partition", raw(partition and str(partition)))
         assert payload(row) == wanted_payload(case)
     taken_ms = case.get("timestamp_ms", NOW_MS)
-    assert headers[2] == ("due-state", str(taken_ms).encode())
+    assert headers[2] == ("due-state", f"{taken_ms}{case.get('state', '')}".encode())
     assert_delivered(headers[3:], case, offset)
 
 

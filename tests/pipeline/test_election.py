@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from duetime.clock import SystemClock
-from duetime.pipeline import election
+from duetime.pipeline import leases
 from duetime.pipeline.election import Election, lease_is_held
 from duetime.pipeline.jvm import jvm
 from duetime.status import status
@@ -89,7 +89,7 @@ def test_the_rows_of_a_leader_that_steps_down_are_not_sent(settings, spark, join
     monkeypatch.setattr(leader, "_renew", lambda: None)
     leader._step_down()
     assert not leader.is_leading.is_set()
-    monkeypatch.setattr(election, "WAITS_MS", (1,))
+    monkeypatch.setattr(leases, "WAITS_MS", (1,))
     with pytest.raises(PySparkException, match="another pipeline leads"):
         spark.range(1).where(lease_is_held(settings)).count()
 
@@ -99,7 +99,7 @@ def test_a_row_waits_for_a_lease_that_is_renewed_late(settings, spark, monkeypat
     name = f"{settings.namespace}.lease"
     # No sleep of ours: the lease begins in the middle of the row's own wait.
     system.setProperty(name, "0")
-    monkeypatch.setattr(election, "WAITS_MS", (1, 2_000))
+    monkeypatch.setattr(leases, "WAITS_MS", (1, 2_000))
     rows = spark.range(1).where(lease_is_held(settings))
     renewed = Timer(0.5, system.setProperty, (name, str(system.nanoTime() + 10**12)))
     renewed.start()

@@ -67,7 +67,7 @@ def _warm_up(spark: SparkSession, settings: Settings, plan: LoadPlan) -> None:
         turn = Turn(spark, settings, written)
         ranges = store.overdue(SystemClock().now_ms())
         for _ in range(WARM_ROUNDS):
-            write_batch(plain(read_ranges(spark, settings, ranges), topic), settings)
+            write_batch(plain(read_ranges(spark, settings, ranges), topic), settings, "bench")
             turn(ranges)
         store.settle(ranges)
 
@@ -95,7 +95,7 @@ def _run(spark: SparkSession, settings: Settings, plan: LoadPlan, name: str) -> 
 def _copy(spark: SparkSession, settings: Settings, store: KafkaStore, topic: str) -> None:
     ranges = store.overdue(SystemClock().now_ms())
     store.give_up(ranges)
-    write_batch(plain(read_ranges(spark, settings, ranges), topic), settings)
+    write_batch(plain(read_ranges(spark, settings, ranges), topic), settings, "bench")
 
 
 def _released(

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from duetime.bench.records import Shape
-from duetime.config import Settings
+from duetime.config import Connection, Settings
 from duetime.errors import KafkaError
 
 
@@ -100,8 +100,13 @@ def start_load(settings: Settings, plan: LoadPlan) -> Load:
 
 
 def revealed(settings: Settings) -> dict[str, Any]:
-    """The settings as JSON, the password readable: only for a process of our own."""
-    password = settings.sasl_password
-    return settings.model_dump(mode="json") | {
-        "sasl_password": password.get_secret_value() if password else None
-    }
+    """The settings as JSON, passwords readable: only for a process of our own."""
+    told = settings.model_dump(mode="json") | _password(settings)
+    for name, cluster in settings.clusters.items():
+        told["clusters"][name] |= _password(cluster)
+    return told
+
+
+def _password(connection: Connection) -> dict[str, str | None]:
+    password = connection.sasl_password
+    return {"sasl_password": password.get_secret_value() if password else None}

@@ -119,7 +119,7 @@ def _take_in(spark: SparkSession, settings: Settings, topic: str, due_ms: int) -
     producer.produce(intake, value, key, partition=0, headers=headers)
     producer.flush()
     records = read_ranges(spark, settings, [OffsetRange(intake, 0, 0, 1)])
-    write_batch(Intake(settings).rows(records), settings)
+    write_batch(Intake(settings).rows(records), settings, "bench")
 
 
 def _waiting_in(settings: Settings, store: KafkaStore, ahead_ms: int) -> Slot | None:

@@ -118,5 +118,5 @@ def _facts(letter: DeadLetter, now_ms: int) -> list[tuple[str, str]]:
         ("failed last", when(letter.last_ms, now_ms)),
         ("was due", when(letter.due_ms, now_ms)),
         ("topic", letter.topic),
-        *record_facts(letter.partition, letter.key, letter.headers, letter.value),
+        *record_facts(letter),
     ]

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from duetime.clock import format_duration, format_instant
+from duetime.dead import DeadLetter
+from duetime.stores import Found
 
 #: Eighths of a character, so that a bar is exact to an eighth.
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -101,20 +103,17 @@ def printable(data: bytes | None, *, lines: bool = False) -> str:
     return "".join(each if each.isprintable() or each in kept else _escaped(each) for each in text)
 
 
-def record_facts(
-    partition: int | None,
-    key: bytes | None,
-    headers: Iterable[tuple[str, bytes | None]],
-    value: bytes | None,
-) -> list[tuple[str, str]]:
-    """What a record has in it, for `facts`."""
+def record_facts(record: Found | DeadLetter) -> list[tuple[str, str]]:
+    """Where a message goes besides its topic, and what it has in it, for `facts`."""
     pairs = []
-    if partition is not None:
-        pairs.append(("partition", str(partition)))
-    if key is not None:
-        pairs.append(("key", printable(key)))
-    pairs += [("header", f"{name}={printable(each)}") for name, each in headers]
-    return [*pairs, ("value", _payload(value))]
+    if record.cluster is not None:
+        pairs.append(("cluster", record.cluster))
+    if record.partition is not None:
+        pairs.append(("partition", str(record.partition)))
+    if record.key is not None:
+        pairs.append(("key", printable(record.key)))
+    pairs += [("header", f"{name}={printable(each)}") for name, each in record.headers]
+    return [*pairs, ("value", _payload(record.value))]
 
 
 def _payload(value: bytes | None) -> str:

@@ -52,6 +52,10 @@ def send(  # noqa: PLR0913 (an option each)
     partition: Annotated[
         int | None, typer.Option("--partition", help="The destination's partition.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="NAME", help="Where it is; one of the configuration."),
+    ] = None,
     kafka: Kafka = None,
     config: Config = None,
 ) -> None:
@@ -69,6 +73,7 @@ def send(  # noqa: PLR0913 (an option each)
         key=None if key is None else os.fsencode(key),
         headers=headers,
         partition=partition,
+        cluster=cluster,
     )
     _refuse_bad(wanted, settings, due_at, due_in, own_id)
     require_intake(settings)
@@ -82,6 +87,7 @@ def send(  # noqa: PLR0913 (an option each)
             in_=due_in,
             id=own_id,
             partition=wanted.partition,
+            cluster=wanted.cluster,
         )
     typer.echo(full_id)
 
@@ -186,4 +192,4 @@ def _facts(found: Found, now_ms: int) -> list[tuple[str, str]]:
     ]
     if found.expires_ms is not None:
         pairs.append(("expires", when(found.expires_ms, now_ms)))
-    return pairs + record_facts(found.partition, found.key, found.headers, found.value)
+    return pairs + record_facts(found)

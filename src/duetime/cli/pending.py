@@ -158,6 +158,7 @@ def _message_json(found: Found) -> dict[str, Any]:
         "due": format_instant(found.id.due_ms),
         "topic": found.topic,
         "partition": found.partition,
+        "cluster": found.cluster,
         "key": None if found.key is None else printable(found.key),
         "value_bytes": None if found.value is None else len(found.value),
     }

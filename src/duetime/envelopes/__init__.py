@@ -72,6 +72,8 @@ class Canonical:
     headers: Column
     #: string: the destination's partition as the sender wrote it.
     partition: Column = field(default_factory=lambda: F.lit(None).cast("string"))
+    #: string: the cluster that it is for; null is this one.
+    cluster: Column = field(default_factory=lambda: F.lit(None).cast("string"))
     #: bigint: after this instant it is not delivered any more, epoch ms; null is never.
     expires_ms: Column = field(default_factory=lambda: F.lit(None).cast("bigint"))
     #: string: null for a message, or `cancel`.
@@ -87,6 +89,7 @@ class Canonical:
         return F.struct(
             self.topic.alias("topic"),
             self.partition.alias("partition"),
+            self.cluster.alias("cluster"),
             self.due_ms.alias("due_ms"),
             self.expires_ms.alias("expires_ms"),
             self.unique.alias("unique"),

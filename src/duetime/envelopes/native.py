@@ -15,6 +15,7 @@ from duetime.envelopes import (
 )
 from duetime.errors import Reason
 from duetime.message import (
+    CLUSTER_PATTERN,
     DUE_AT_MS,
     DUE_CLUSTER,
     DUE_EXPIRES_MS,
@@ -35,6 +36,7 @@ def native() -> Canonical:
     return Canonical(
         topic=named(DUE_TOPIC),
         partition=named(DUE_PARTITION),
+        cluster=named(DUE_CLUSTER),
         expires_ms=whole_number(named(DUE_EXPIRES_MS)),
         due_ms=F.coalesce(at_ms, record_timestamp_ms() + in_ms),
         unique=named(DUE_ID),
@@ -43,9 +45,9 @@ def native() -> Canonical:
         headers=without(headers, ADDRESS),
         refusals=(
             Refusal(
-                when=named(DUE_CLUSTER).isNotNull(),
+                when=~named(DUE_CLUSTER).rlike(CLUSTER_PATTERN),
                 reason=Reason.UNKNOWN_CLUSTER,
-                detail="due-cluster names a cluster, and none is configured: leave the header out",
+                detail="due-cluster is no cluster's name: use 1 to 40 of a-z A-Z 0-9 _ -",
             ),
             Refusal(
                 when=named(DUE_AT_MS).isNull() & named(DUE_IN_MS).isNull(),

@@ -24,14 +24,18 @@ from pyspark.sql import functions as F
 
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
-from duetime.envelopes import Refusal, first_refusal
+from duetime.envelopes import Refusal
 from duetime.errors import Reason
 from duetime.pipeline.jvm import jvm
+from duetime.pipeline.leases import held, hold
 
 log = logging.getLogger(__name__)
 
 #: How often the cluster is asked for its topics, in seconds.
 EVERY_S = 1.0
+
+#: How long a cluster counts as reached after it was asked and has answered, in seconds.
+REACHED_S = 4.0
 
 #: How often for their limits and our rights, in seconds; of a new topic at once.
 DETAILS_EVERY_S = 60.0
@@ -52,58 +56,66 @@ DELIVERED_BYTES = 512
 UNKNOWN, DENIED, COMPACTED = "unknown", "denied", "compacted"
 
 
-def known_of(settings: Settings, topic: Column) -> Column:
+def known_of(settings: Settings, topic: Column, cluster: Column) -> Column:
     """What is known of a topic, as the table has it; null for no topic. Runs in executors.
 
-    A call by reflection: select it once, and give the selected column to `obstacle`.
+    Of another cluster's, by a table of its own (`duetime@eu.to.<topic>`); what is not known yet,
+    because that cluster did not answer yet, is null.
+
+    A call by reflection: select it once, and give the selected column to `obstacles`.
     """
-    prefix = _prefix(settings)
-    unless_known = _system_property(F.lit(prefix), F.lit(None).cast("string"))
+    prefix: Column = F.lit(_prefix(settings))
+    for each in settings.clusters:
+        prefix = F.when(cluster == each, F.lit(_prefix(settings.at(each)))).otherwise(prefix)
+    unless_known = _system_property(prefix, F.lit(None).cast("string"))
     return F.when(
-        topic.isNotNull(), _system_property(F.concat(F.lit(f"{prefix}."), topic), unless_known)
+        topic.isNotNull(), _system_property(F.concat(prefix, F.lit("."), topic), unless_known)
     )
 
 
-def obstacle(
+def obstacles(
     known: Column, *, partition: Column, key: Column, size: Column, is_expired: Column
-) -> Column:
-    """Why a row cannot be sent, struct<reason,detail>; null where it can. Runs in executors."""
+) -> list[Refusal]:
+    """Why a row cannot be sent, in the order of the checks. Runs in executors."""
     partitions = F.split_part(known, F.lit(":"), F.lit(1)).cast("int")
     limit = F.split_part(known, F.lit(":"), F.lit(2)).cast("int")
-    return first_refusal(
-        [
-            Refusal(
-                when=is_expired,
-                reason=Reason.EXPIRED,
-                detail="it could only be delivered after due-expires-ms",
-            ),
-            Refusal(
-                when=known == UNKNOWN,
-                reason=Reason.UNKNOWN_TOPIC,
-                detail="the destination does not exist: create it, and it is tried again",
-            ),
-            Refusal(
-                when=known == DENIED,
-                reason=Reason.NOT_AUTHORISED,
-                detail="duetime may not write to the destination: give its user the right",
-            ),
-            Refusal(
-                when=partition >= partitions,
-                reason=Reason.NO_SUCH_PARTITION,
-                detail="the destination has fewer partitions than due-partition asks for",
-            ),
-            Refusal(
-                when=key.isNull() & F.endswith(known, F.lit(COMPACTED)),
-                reason=Reason.NO_KEY,
-                detail="the destination is compacted, and takes no message without a key",
-            ),
-            Refusal(
-                when=limit.isNotNull() & (size > limit - BATCH_BYTES),
-                reason=Reason.TOO_LARGE_FOR_TOPIC,
-                detail="larger than the destination's max.message.bytes: raise it there",
-            ),
-        ]
-    )
+    return [
+        Refusal(
+            when=is_expired,
+            reason=Reason.EXPIRED,
+            detail="it could only be delivered after due-expires-ms",
+        ),
+        Refusal(
+            when=known == UNKNOWN,
+            reason=Reason.UNKNOWN_TOPIC,
+            detail="the destination does not exist: create it, and it is tried again",
+        ),
+        Refusal(
+            when=known == DENIED,
+            reason=Reason.NOT_AUTHORISED,
+            detail="duetime may not write to the destination: give its user the right",
+        ),
+        Refusal(
+            when=partition >= partitions,
+            reason=Reason.NO_SUCH_PARTITION,
+            detail="the destination has fewer partitions than due-partition asks for",
+        ),
+        Refusal(
+            when=key.isNull() & F.endswith(known, F.lit(COMPACTED)),
+            reason=Reason.NO_KEY,
+            detail="the destination is compacted, and takes no message without a key",
+        ),
+        Refusal(
+            when=limit.isNotNull() & (size > limit - BATCH_BYTES),
+            reason=Reason.TOO_LARGE_FOR_TOPIC,
+            detail="larger than the destination's max.message.bytes: raise it there",
+        ),
+    ]
+
+
+def is_reached(settings: Settings) -> Column:
+    """A filter for rows: true while the cluster answers, waits a while for it, then raises."""
+    return held(_reached(settings), "the other cluster does not answer")
 
 
 class Destinations:
@@ -112,20 +124,25 @@ class Destinations:
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._settings = settings
         self._jvm = jvm(spark)
-        properties = librdkafka_properties(settings)
+        hold(self._jvm, _reached(settings), 0)
+        # A cluster that is back is found soon.
+        properties = {"reconnect.backoff.max.ms": 1_000} | librdkafka_properties(settings)
         self._admin = AdminClient(properties)
         # The question of a client that may create topics creates them, where brokers do so.
         self._creator = Producer(properties | {"allow.auto.create.topics": True})
         self._room = settings.max_message_bytes + DELIVERED_BYTES + BATCH_BYTES
         self._published: dict[str, str] = {}
         self._details = Details()
+        #: It did not answer the last time, which was told.
+        self._is_silent = False
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="destinations", daemon=True)
 
-    def start(self) -> None:
-        """Publish what the cluster says, now and again and again."""
-        self.refresh()
+    def start(self, *, wait: bool = True) -> None:
+        """Publish what the cluster says again and again; first now, if it is waited for."""
+        if wait:
+            self.refresh()
         self._thread.start()
 
     def close(self) -> None:
@@ -136,10 +153,20 @@ class Destinations:
     def refresh(self) -> None:
         """Ask the cluster and publish what it says. Without an answer, the known stays known."""
         with self._lock:
+            begun_s = time.monotonic()
             try:
                 self._publish(self._known())
             except KafkaException as error:
-                log.warning("destinations are not known anew error=%s", error.args[0].str())
+                if not self._is_silent:
+                    log.warning(
+                        "destinations are not known anew cluster=%s error=%s",
+                        self._settings.bootstrap,
+                        error.args[0].str(),
+                    )
+                self._is_silent = True
+            else:
+                self._is_silent = False
+                hold(self._jvm, _reached(self._settings), begun_s + REACHED_S)
 
     def look_for(self, topics: Iterable[str]) -> None:
         """Look again for topics that are not known, and have brokers create them if they do so."""
@@ -239,6 +266,10 @@ def _put(names: set[str], name: str, *, is_in: bool) -> None:
 
 def _prefix(settings: Settings) -> str:
     return f"{settings.namespace}.to"
+
+
+def _reached(settings: Settings) -> str:
+    return f"{settings.namespace}.reached"
 
 
 def _system_property(name: Column, default: Column) -> Column:

@@ -5,9 +5,7 @@ the leader commits to the group, which only a member can. So from then on no oth
 long as its session lasts; and for a little less than that it holds a lease, and may send.
 
 A process may be paused at any instant (SIGSTOP, a long collection) and know nothing of it. So the
-lease is looked at by each row, last before the sink: as a system property of the JVM, in
-nanoseconds of the monotonic clock, which Python and Java share. Only where driver and executors
-share a JVM; elsewhere there is no property, and a row has nothing to look at.
+lease is looked at by each row, last before the sink.
 """
 
 import json
@@ -23,11 +21,11 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
 from py4j.protocol import Py4JError
 from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
+from duetime.pipeline.leases import held, hold
 from duetime.topics import TopicNames
 
 log = logging.getLogger(__name__)
@@ -50,34 +48,10 @@ LOOK_S = 0.1
 #: waited for until its session ends.
 ANSWER_S = SESSION_S + 4.0
 
-#: How long a row waits for a lease that has ended, in ms: a broker that is started again is no
-#: reason to fail. Each time it looks again, and after the last it raises.
-WAITS_MS = (100, 400, 1_500, 3_000, 5_000)
-
 
 def lease_is_held(settings: Settings) -> Column:
     """A filter for rows: true while we lead, waits a while for it otherwise, then raises."""
-    held = _is_held(settings)
-    for wait_ms in reversed(WAITS_MS):
-        waited = F.call_function(
-            "java_method", F.lit("java.lang.Thread"), F.lit("sleep"), F.lit(wait_ms).cast("bigint")
-        )
-        held = _is_held(settings) | (waited.isNotNull() & held)
-    lost = F.raise_error(F.lit("another pipeline leads: what is not sent yet is sent there"))
-    return F.when(held, True).otherwise(lost.cast("boolean"))
-
-
-def _is_held(settings: Settings) -> Column:
-    now = F.expr("bigint(java_method('java.lang.System', 'nanoTime'))")
-    without_election = F.lit(2**63 - 1)
-    lease = F.call_function(
-        "java_method",
-        F.lit("java.lang.Long"),
-        F.lit("getLong"),
-        F.lit(_property(settings)),
-        without_election,
-    ).cast("bigint")
-    return now < lease
+    return held(_lease(settings), "another pipeline leads: what is not sent yet is sent there")
 
 
 class Election:
@@ -204,9 +178,8 @@ class Election:
 
     def _lease_until(self, instant_s: float) -> None:
         if self._jvm is not None:
-            nanos = str(int(instant_s * 1e9))
-            self._jvm.java.lang.System.setProperty(_property(self._settings), nanos)
+            hold(self._jvm, _lease(self._settings), instant_s)
 
 
-def _property(settings: Settings) -> str:
+def _lease(settings: Settings) -> str:
     return f"{settings.namespace}.lease"

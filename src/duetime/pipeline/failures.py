@@ -5,7 +5,7 @@ in the wheel, with the instant of the retry in its state. Times are taken from t
 from a clock, so a batch that is repeated makes the same retries, and slots drop one of two.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame
@@ -17,6 +17,7 @@ from duetime.errors import Reason
 from duetime.message import (
     DUE_AT_MS,
     DUE_ATTEMPTS,
+    DUE_CLUSTER,
     DUE_ERROR,
     DUE_ERROR_DETAIL,
     DUE_FAILED_FIRST_MS,
@@ -46,21 +47,27 @@ FINAL = (Reason.EXPIRED,)
 
 
 def failures(
-    settings: Settings, destinations: Destinations, written: Written
+    settings: Settings, destinations: Mapping[str | None, Destinations], written: Written
 ) -> Callable[[DataFrame, int], None]:
-    """What to do with each batch of the query. Runs on the driver; its rows in executors."""
+    """What to do with each batch of the query. Runs on the driver; its rows in executors.
+
+    `destinations` are those of this cluster, under None, and of others by their name.
+    """
     last: int | None = None
 
     def handle(batch: DataFrame, number: int) -> None:
         found = scope_of_waiting(batch)
         if found is None:
             return
-        destinations.look_for(found.destinations)
+        destinations[None].look_for(found.destinations)
+        for cluster, topics in found.abroad.items():
+            if cluster in destinations:
+                destinations[cluster].look_for(topics)
         # The first batch may have been begun before a crash, and a batch that failed is repeated.
         nonlocal last
         again, last = last in (None, number), number
         left = written.without(identified(batch), found) if again else batch
-        write_batch(judged(left, settings), settings)
+        write_batch(judged(left, settings), settings, "failures")
 
     return handle
 
@@ -74,7 +81,7 @@ def judged(failed: DataFrame, settings: Settings) -> DataFrame:
         "*",
         *_retry(settings),
         now_ms().alias("now"),
-        routes.known(F.when(was_unknown, message.topic)),
+        routes.known(F.when(was_unknown, message.topic), message.cluster),
     )
     why = F.when(was_unknown, routes.obstacle(message, now))
     again = _again(message)
@@ -82,7 +89,7 @@ def judged(failed: DataFrame, settings: Settings) -> DataFrame:
     found = was_unknown & F.col("why").isNull()
     to = choose(
         (~message.is_whole, routes.rejected(F.lit(str(Reason.UNREADABLE)), _foreign())),
-        (found, routes.destination(without_reason(message))),
+        (found, routes.delivered(without_reason(message))),
         (_is_over(message), routes.dead(without_reason(message), _last_words())),
         (soon, routes.lane(again, now)),
         otherwise=routes.wheel(again, now),
@@ -138,6 +145,7 @@ def _again(message: Waiting) -> Waiting:
         retry=F.col("retry_ms"),
         attempts=F.col("attempts"),
         failed=F.col("first_ms"),
+        cluster=message.cluster,
     )
     at = WAITING_HEADERS.index(DUE_STATE)
     bare = without_reason(message).headers
@@ -153,6 +161,7 @@ def _last_words() -> Column:
     words = {
         DUE_TOPIC: message.topic,
         DUE_PARTITION: message.partition,
+        DUE_CLUSTER: message.cluster,
         DUE_AT_MS: waiting_text(message.headers, DUE_AT_MS),
         DUE_ID: message.id,
         DUE_ERROR: F.col("reason"),

@@ -13,8 +13,8 @@ from duetime.topics import TopicNames
 log = logging.getLogger(__name__)
 
 
-def free_read(store: KafkaStore, query: StreamingQuery) -> None:
-    """Free what was read before the last committed batch. Safe to repeat."""
+def free_read(store: KafkaStore, query: StreamingQuery, kept_since_ms: int | None = None) -> None:
+    """Free what was read before the last committed batch, and appended before. Safe to repeat."""
     progress = query.lastProgress
     if not progress or not progress["sources"]:
         return
@@ -23,7 +23,12 @@ def free_read(store: KafkaStore, query: StreamingQuery) -> None:
     offsets = json.loads(start) if isinstance(start, str) else start
     if offsets:
         store.free(
-            {(topic, int(each)): at for topic, ends in offsets.items() for each, at in ends.items()}
+            {
+                (topic, int(each)): at
+                for topic, ends in offsets.items()
+                for each, at in ends.items()
+            },
+            kept_since_ms,
         )
 
 

@@ -94,7 +94,7 @@ class Intake:
         self._refused = refused.alias("refused")
         self._identity = _identity(message)
         self._routes = Routes(settings)
-        self._known = self._routes.known(_sent(message))
+        self._known = self._routes.known(_sent(message), message.cluster)
         self._why = _obstacle(message, settings)
         self._to = _place(message, settings)
 
@@ -162,13 +162,14 @@ def _message(short_names: Mapping[str, str]) -> Waiting:
     values = {
         DUE_TOPIC: asked["topic"],
         DUE_PARTITION: asked["partition"],
-        DUE_STATE: state_text(taken=record_timestamp_ms(), expires=asked["expires_ms"]),
+        DUE_STATE: _state(asked),
         DUE_AT_MS: asked["due_ms"],
         DUE_ID: identity,
     }
     return Waiting(
         topic=asked["topic"],
         partition=asked["partition"],
+        cluster=asked["cluster"],
         due_ms=asked["due_ms"],
         taken_ms=record_timestamp_ms(),
         expires_ms=asked["expires_ms"],
@@ -177,6 +178,13 @@ def _message(short_names: Mapping[str, str]) -> Waiting:
         value=asked["value"],
         headers=waiting_headers(values, asked["headers"]),
     )
+
+
+def _state(asked: Column) -> Column:
+    state = {"taken": record_timestamp_ms(), "expires": asked["expires_ms"]}
+    abroad = state_text(**state, cluster=asked["cluster"])
+    # Most are for this cluster, and their state stays short.
+    return F.when(asked["cluster"].isNull(), state_text(**state)).otherwise(abroad)
 
 
 def _made_unique(short_names: Mapping[str, str]) -> Column:

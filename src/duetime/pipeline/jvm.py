@@ -38,6 +38,33 @@ def jvm_pid(spark: SparkSession) -> int:
     return int(jvm(spark).java.lang.ProcessHandle.current().pid())
 
 
+class FailedSends:
+    """Counts the records that this JVM's Kafka producers have given up, by their metrics."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._java = java = jvm(spark)
+        self._gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 (as above)
+        self._beans = java.java.lang.management.ManagementFactory.getPlatformMBeanServer()
+        # The class of this server is no part of Java's interface, and py4j may not look into it.
+        interface = java.java.lang.Class.forName("javax.management.MBeanServer")
+        self._methods = {each.getName(): each for each in interface.getMethods()}
+
+    def of(self, client_id: str) -> int:
+        """Of one producer, since it was opened; 0 where there is none. Source: Kafka's metrics."""
+        bean = self._java.javax.management.ObjectName(
+            f"kafka.producer:type=producer-metrics,client-id={client_id}"
+        )
+        if not self._asked("isRegistered", bean):
+            return 0
+        return int(self._asked("getAttribute", bean, "record-error-total"))
+
+    def _asked(self, method: str, *given: Any) -> Any:  # noqa: ANN401 (as above)
+        values = self._gateway.new_array(self._java.Object, len(given))
+        for position, each in enumerate(given):
+            values[position] = each
+        return self._methods[method].invoke(self._beans, values)
+
+
 def _pass_on(words: IO[bytes]) -> None:
     for line in words:
         if not line.startswith(NOISE):

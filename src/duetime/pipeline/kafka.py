@@ -76,9 +76,20 @@ def read_ranges(
     return spark.read.format("kafka").options(**options).load()
 
 
-def sink_options(settings: Settings) -> dict[str, str]:
-    """Options of every sink; equal ones share a producer."""
+def client_id(settings: Settings, name: str) -> str:
+    """What the producer of a sink is called, in the broker's log and in the JVM's metrics."""
+    # Another cluster's namespace has an @, which metrics would put in quotes.
+    return f"{settings.namespace}.{name}".replace("@", "-")
+
+
+def sink_options(settings: Settings, name: str) -> dict[str, str]:
+    """Options of every sink; those of one name share a producer.
+
+    One that writes to a destination is not the one that writes to the wheel: a producer looks
+    through all partitions that it has ever written to, for each record.
+    """
     return spark_properties(settings) | {
+        "kafka.client.id": client_id(settings, name),
         # Acknowledged by every in-sync replica, each record once however often it is retried.
         "kafka.acks": "all",
         "kafka.enable.idempotence": "true",
@@ -101,7 +112,7 @@ def start_real_time(rows: DataFrame, settings: Settings, name: str) -> Streaming
     """Start a real-time query into Kafka; its offsets are kept under the checkpoint."""
     query: StreamingQuery = (
         rows.writeStream.format("kafka")
-        .options(**sink_options(settings))
+        .options(**sink_options(settings, name))
         .option("checkpointLocation", f"{settings.checkpoint}/{name}")
         .queryName(name)
         .outputMode("update")
@@ -136,6 +147,6 @@ def _batches(
     return records.writeStream.foreachBatch(handle).option("checkpointLocation", checkpoint)
 
 
-def write_batch(rows: DataFrame, settings: Settings) -> None:
-    """Send the rows and return once all are acknowledged."""
-    rows.write.format("kafka").options(**sink_options(settings)).mode("append").save()
+def write_batch(rows: DataFrame, settings: Settings, name: str) -> None:
+    """Send the rows by the producer of this name, and return once all are acknowledged."""
+    rows.write.format("kafka").options(**sink_options(settings, name)).mode("append").save()

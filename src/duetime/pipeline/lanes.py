@@ -49,5 +49,5 @@ def looked_at_again(records: DataFrame, settings: Settings) -> DataFrame:
         otherwise=routes.lane(message, now),
     )
     why = F.when(~unreadable & (message.due_ms <= now), routes.obstacle(message, now))
-    known = routes.known(F.when(~unreadable, message.topic))
+    known = routes.known(F.when(~unreadable, message.topic), message.cluster)
     return routes.rows(records.select("*", now_ms().alias("after"), known), why, to)

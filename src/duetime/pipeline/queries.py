@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming import StreamingQuery
 
+from duetime.errors import DuetimeError
 from duetime.pipeline.kafka import DELIVERY_TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 RESTART_S = DELIVERY_TIMEOUT_S + 1.0
 
 #: Doubled for each further failure, up to this, in seconds.
-MOST_RESTART_S = 120.0
+MOST_RESTART_S = 30.0
 
 #: A query that ran so long has recovered from what ailed it, in seconds.
 WELL_S = 60.0
@@ -34,6 +35,8 @@ class Running:
     query: StreamingQuery | None = None
     begun_s: float = 0.0
     failures: int = 0
+    #: How many records its producer had given up when it was started.
+    given_up: int = 0
     #: When it is started again, by the monotonic clock; None while it runs.
     restart_s: float | None = None
 
@@ -42,11 +45,19 @@ class Queries:
     """Keeps some queries running, each from its last commit. Not thread-safe."""
 
     def __init__(
-        self, begin: Mapping[str, Callable[[], StreamingQuery]], refresh: Callable[[], None]
+        self,
+        begin: Mapping[str, Callable[[], StreamingQuery]],
+        refresh: Callable[[], None],
+        given_up: Callable[[str], int],
     ) -> None:
-        """`begin` has how each is started, by its name; `refresh` is called before that."""
+        """`begin` has how each is started, by its name; `refresh` is called before that.
+
+        `given_up` says how many records a query's producer could not deliver: Spark asks for that
+        with the next record, and an idle query would not fail for minutes.
+        """
         self._running = [Running(name, each) for name, each in begin.items()]
         self._refresh = refresh
+        self._given_up = given_up
 
     def start(self) -> None:
         """Start them at once, because each takes seconds in a JVM that has just been started."""
@@ -61,6 +72,9 @@ class Queries:
                     self._begin(running)
             elif running.query and (failed := running.query.exception()):
                 _put_off(running, failed)
+            elif running.query and self._given_up(running.name) > running.given_up:
+                _stopped(running.query)
+                _put_off(running, DuetimeError("records could not be delivered in time"))
             elif running.query:
                 visit(running.name, running.query)
 
@@ -75,6 +89,7 @@ class Queries:
         try:
             # What failed may be a topic that is not what it was.
             self._refresh()
+            running.given_up = self._given_up(running.name)
             running.query = running.begin()
         except Exception as error:  # noqa: BLE001 (whatever it was, it is tried again)
             _put_off(running, error)

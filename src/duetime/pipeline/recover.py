@@ -29,11 +29,13 @@ def recover_intake(
             .transform(intake.identified)
             .localCheckpoint()
         )
-        if found := scope(asked, F.when(F.col("refused").isNull(), F.col("asked.topic"))):
+        if found := scope(
+            asked, F.when(F.col("refused").isNull(), F.col("asked.topic")), F.col("asked.cluster")
+        ):
             left = written.without_taken_in(asked, found)
             # Reading back takes a while.
             heard = _without_cancelled(left, asked, settings).withColumn("now", now_ms())
-            write_batch(intake.routed(heard), settings)
+            write_batch(intake.routed(heard), settings, "recover")
 
     handle_what_is_there(intake_records(spark, settings), handle, settings, "intake")
 
@@ -44,7 +46,7 @@ def recover_lanes(spark: SparkSession, settings: Settings, written: Written) -> 
     def handle(batch: DataFrame, _number: int) -> None:
         if found := scope_of_waiting(batch):
             left = written.without(identified(batch), found)
-            write_batch(looked_at_again(left, settings), settings)
+            write_batch(looked_at_again(left, settings), settings, "recover")
 
     handle_what_is_there(lane_records(spark, settings), handle, settings, "lanes")
 

@@ -18,10 +18,14 @@ from duetime.columns import (
     record_bytes,
     source,
     state_number,
+    state_word,
     waiting_text,
 )
 from duetime.config import Settings
+from duetime.envelopes import Refusal, first_refusal
+from duetime.errors import Reason
 from duetime.message import (
+    CLUSTER_PATTERN,
     DUE_AT_MS,
     DUE_CALLBACK,
     DUE_ERROR,
@@ -36,7 +40,7 @@ from duetime.message import (
     TOPIC_PATTERN,
     WAITING_HEADERS,
 )
-from duetime.pipeline.destinations import known_of, obstacle
+from duetime.pipeline.destinations import known_of, obstacles
 from duetime.pipeline.election import lease_is_held
 from duetime.topics import OVERHEAD_BYTES, TopicNames
 
@@ -86,6 +90,8 @@ class Waiting:
 
     topic: Column
     partition: Column
+    #: The name of the cluster that it is for; null is this one.
+    cluster: Column
     due_ms: Column
     #: When it was taken in, epoch ms.
     taken_ms: Column
@@ -108,11 +114,13 @@ class Waiting:
         due = F.coalesce(self.due_ms.between(0, LATEST_MS), F.lit(False))
         topic = self.topic.rlike(TOPIC_PATTERN) & ~self.topic.isin(".", "..")
         partition = self.partition.rlike(PARTITION_PATTERN)
+        cluster = self.cluster.rlike(CLUSTER_PATTERN)
         return (
             due
             & self.id.isNotNull()
             & (self.topic.isNull() | topic)
             & (self.partition.isNull() | partition)
+            & (self.cluster.isNull() | cluster)
         )
 
 
@@ -124,6 +132,7 @@ def waiting_record() -> Waiting:
     return Waiting(
         topic=waiting_text(headers, DUE_TOPIC),
         partition=waiting_text(headers, DUE_PARTITION),
+        cluster=state_word(state, "cluster"),
         due_ms=F.coalesce(state_number(state, "retry"), due_ms),
         taken_ms=state_number(state, "taken"),
         expires_ms=state_number(state, "expires"),
@@ -183,8 +192,16 @@ class Routes:
         known = records.select("*", why.alias("why"))
         return known.where(lease_is_held(self._settings)).select(*to.columns())
 
+    def delivered(self, message: Waiting) -> SinkRow:
+        """To its destination, or on its way to another cluster."""
+        outbox = F.concat(F.lit(self._names.outbox("")), message.cluster)
+        return choose(
+            (message.cluster.isNotNull(), _own(outbox, F.lit(None), message)),
+            otherwise=self.destination(message),
+        )
+
     def destination(self, message: Waiting) -> SinkRow:
-        """To where the sender wanted it."""
+        """To where the sender wanted it, on whatever cluster the sink is for."""
         headers = delivered_headers(message.headers)
         return SinkRow(message.topic, message.partition, message.key, message.value, headers)
 
@@ -202,25 +219,31 @@ class Routes:
         topic = chosen(lambda level, _: F.lit(self._names.wheel(level)))
         return _own(topic, chosen(lambda _, partition: partition), message)
 
-    def known(self, topic: Column) -> Column:
+    def known(self, topic: Column, cluster: Column) -> Column:
         """The column that `obstacle` reads: to be selected once, before it. Null of no topic."""
-        return known_of(self._settings, topic).alias(KNOWN)
+        return known_of(self._settings, topic, cluster).alias(KNOWN)
 
     def obstacle(self, message: Waiting, now: Column) -> Column:
         """Why it cannot be sent now, struct<reason,detail>; null where it can."""
-        return obstacle(
+        unknown = Refusal(
+            when=~message.cluster.isin(*self._settings.clusters),
+            reason=Reason.UNKNOWN_CLUSTER,
+            detail="no cluster of this name is configured: add it to clusters",
+        )
+        others = obstacles(
             F.col(KNOWN),
             partition=message.partition.cast("int"),
             key=message.key,
             size=record_bytes(message.key, message.value, message.headers),
             is_expired=message.expires_ms < now,
         )
+        return first_refusal([unknown, *others])
 
     def sent(self, message: Waiting) -> SinkRow:
         """To its destination, or where the column `why` has an obstacle, to what has failed."""
         why = F.col("why")
         return choose(
-            (why.isNotNull(), self.failed(message, why)), otherwise=self.destination(message)
+            (why.isNotNull(), self.failed(message, why)), otherwise=self.delivered(message)
         )
 
     def failed(self, message: Waiting, why: Column) -> SinkRow:

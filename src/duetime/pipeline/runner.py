@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -21,9 +22,15 @@ from duetime.pipeline.election import Election
 from duetime.pipeline.failures import failures
 from duetime.pipeline.housekeeping import Tally, free_read
 from duetime.pipeline.intake import Intake, intake_records
-from duetime.pipeline.jvm import jvm
-from duetime.pipeline.kafka import read_stream, start_micro_batches, start_real_time
+from duetime.pipeline.jvm import FailedSends, jvm
+from duetime.pipeline.kafka import (
+    client_id,
+    read_stream,
+    start_micro_batches,
+    start_real_time,
+)
 from duetime.pipeline.lanes import lanes
+from duetime.pipeline.outbox import OUTBOX, outbox, query_name, recover_outbox
 from duetime.pipeline.queries import Queries
 from duetime.pipeline.recover import recover_intake, recover_lanes
 from duetime.pipeline.release import Release
@@ -51,6 +58,9 @@ FIRST_S = 20.0
 
 #: The queries whose topics are ours alone: what is read and committed is of no more use.
 FREED = ("lanes", "failures")
+
+#: How long what was forwarded stays in an outbox, in ms: who recovers finds there that it is sent.
+OUTBOX_KEPT_MS = 3_600_000
 
 
 class Pipeline:
@@ -97,15 +107,15 @@ class Pipeline:
             to_stop.callback(self.spark.stop)
             to_stop.push(unless_started.pop_all())
         self._election.guard(jvm(self.spark))
-        self._destinations = Destinations(self.spark, self._settings)
-        self._destinations.start()
-        to_stop.callback(self._destinations.close)
+        self._failed_sends = FailedSends(self.spark)
+        self._written: dict[str | None, Written] = {}
+        self._destinations: dict[str | None, Destinations] = {}
+        for cluster in (None, *self._settings.clusters):
+            self._reach(cluster)
         self._tally = Tally(self._settings)
         to_stop.callback(self._tally.close)
-        self._written = Written(self.spark, self._settings)
-        to_stop.callback(self._written.close)
         to_stop.callback(self._step_down)
-        self._turn = Turn(self.spark, self._settings, self._written)
+        self._turn = Turn(self.spark, self._settings, self._written[None])
         if self._election.wait():
             self._lead(first_s=FIRST_S)
         self._warm_up()
@@ -146,6 +156,16 @@ class Pipeline:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def _reach(self, cluster: str | None) -> None:
+        """Keep in touch with a cluster; others than this one need not answer yet."""
+        settings, to_stop = self._settings, self._started_so_far
+        at = settings.at(cluster) if cluster else settings
+        self._destinations[cluster] = destinations = Destinations(self.spark, at)
+        destinations.start(wait=cluster is None)
+        to_stop.callback(destinations.close)
+        self._written[cluster] = written = Written(self.spark, settings, cluster=cluster)
+        to_stop.callback(written.close)
+
     def _warm_up(self) -> None:
         if not self._settings.warm_up_seconds:
             return
@@ -165,7 +185,7 @@ class Pipeline:
             # What was left in the middle by whoever led before is read from Kafka now.
             self._store = KafkaStore(settings)
             started.callback(self._store.close)
-            self._queries = Queries(self._begin(), self._destinations.refresh)
+            self._queries = Queries(self._begin(), self._destinations[None].refresh, self._given_up)
             started.callback(self._queries.stop)
             self._release = release = Release(
                 settings=settings, store=self._store, turn=self._turn, clock=self._clock
@@ -219,6 +239,14 @@ class Pipeline:
     def _visit(self, name: str, query: StreamingQuery) -> None:
         if name in FREED:
             free_read(self._store, query)
+        elif name.startswith(OUTBOX):
+            free_read(self._store, query, self._clock.now_ms() - OUTBOX_KEPT_MS)
+
+    def _given_up(self, name: str) -> int:
+        """How many records the producer of a query could not deliver."""
+        cluster = name.removeprefix(OUTBOX) if name.startswith(OUTBOX) else None
+        at = self._settings.at(cluster) if cluster else self._settings
+        return self._failed_sends.of(client_id(at, name))
 
     def _begin(self) -> dict[str, Callable[[], StreamingQuery]]:
         """How each query is started, by its name."""
@@ -226,19 +254,29 @@ class Pipeline:
             "lanes": self._begin_lanes,
             "intake": self._begin_intake,
             "failures": self._begin_failures,
+        } | {
+            query_name(cluster): partial(self._begin_outbox, cluster)
+            for cluster in self._settings.clusters
         }
 
     def _begin_lanes(self) -> StreamingQuery:
         with self._told("lanes"):
-            recover_lanes(self.spark, self._settings, self._written)
+            recover_lanes(self.spark, self._settings, self._written[None])
         return start_real_time(lanes(self.spark, self._settings), self._settings, "lanes")
 
     def _begin_intake(self) -> StreamingQuery:
         intake = Intake(self._settings)
         with self._told("intake"):
-            recover_intake(self.spark, self._settings, self._written, intake)
+            recover_intake(self.spark, self._settings, self._written[None], intake)
         records = intake_records(self.spark, self._settings)
         return start_real_time(intake.rows(records), self._settings, "intake")
+
+    def _begin_outbox(self, cluster: str) -> StreamingQuery:
+        spark, settings, name = self.spark, self._settings, query_name(cluster)
+        self._destinations[cluster].refresh()
+        with self._told(name):
+            recover_outbox(spark, settings, self._written[cluster], cluster)
+        return start_real_time(outbox(spark, settings, cluster), settings.at(cluster), name)
 
     @contextmanager
     def _told(self, name: str) -> Iterator[None]:
@@ -248,5 +286,5 @@ class Pipeline:
 
     def _begin_failures(self) -> StreamingQuery:
         failed = read_stream(self.spark, self._settings, [TopicNames(self._settings).failed])
-        handle = failures(self._settings, self._destinations, self._written)
+        handle = failures(self._settings, self._destinations, self._written[None])
         return start_micro_batches(failed, handle, self._settings, "failures")

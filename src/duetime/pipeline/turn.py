@@ -45,7 +45,8 @@ class Turn:
         self._nth = _nth_of_its_id()
         self._routes = Routes(settings)
         sent_to = F.when(~F.col("later"), F.col("due_topic"))
-        self._known = now_ms().alias("now"), self._routes.known(sent_to)
+        known = self._routes.known(sent_to, F.col("cluster"))
+        self._known = now_ms().alias("now"), known
         self._paced = _paced()
         self._why = _obstacle(self._routes)
         self._to = _next_place(self._routes)
@@ -58,7 +59,7 @@ class Turn:
         records = read_ranges(self._spark, self._settings, ranges)
         begun = [each.begun_ms for each in ranges if each.begun_ms is not None]
         rows = self.rows(records, min(begun, default=None))
-        write_batch(rows, self._settings)
+        write_batch(rows, self._settings, "turn")
 
     def rows(self, records: DataFrame, begun_ms: int | None = None) -> DataFrame:
         """Rows for the Kafka sink: first what is routed on, then in due order what is sent.
@@ -67,7 +68,7 @@ class Turn:
         """
         readable = records.select("*", *self._readable)
         if begun_ms is not None:
-            scope = Scope(since_ms=begun_ms, destinations=_destinations(readable))
+            scope = Scope(since_ms=begun_ms, destinations=_destinations(readable), abroad={})
             readable = self._written.without(readable, scope)
         return (
             readable.select("*", self._later)
@@ -86,12 +87,13 @@ class Turn:
 
 def _destinations(records: DataFrame) -> list[str]:
     """Where the messages among these are to go."""
-    named = records.where("known and due_topic is not null").select("due_topic").distinct()
+    here = records.where("known and due_topic is not null and cluster is null")
+    named = here.select("due_topic").distinct()
     return [row.due_topic for row in named.collect()]
 
 
 def _readable() -> list[Column]:
-    """due_ms, id, taken_ms, due_topic and is_cancel; what is not duetime's is not `known`."""
+    """due_ms, id, taken_ms, due_topic, cluster, is_cancel, and whether it is `known` as ours."""
     message = waiting_record()
     known = message.is_whole
     return [
@@ -99,6 +101,7 @@ def _readable() -> list[Column]:
         F.when(known, message.id).otherwise(source()).alias("id"),
         message.taken_ms.alias("taken_ms"),
         message.topic.alias("due_topic"),
+        message.cluster.alias("cluster"),
         (known & message.is_cancel).alias("is_cancel"),
         known.alias("known"),
     ]
@@ -106,7 +109,12 @@ def _readable() -> list[Column]:
 
 def _message() -> Waiting:
     """A readable record as a message, of columns that are there: what is planned stays small."""
-    return replace(waiting_record(), topic=F.col("due_topic"), due_ms=F.col("due_ms"))
+    return replace(
+        waiting_record(),
+        topic=F.col("due_topic"),
+        cluster=F.col("cluster"),
+        due_ms=F.col("due_ms"),
+    )
 
 
 def _nth_of_its_id() -> Column:

@@ -8,7 +8,7 @@ transactions, only reading; and no more than what was appended since the oldest 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -47,18 +47,27 @@ class Scope:
 
     #: Since when they may have been handled, epoch ms.
     since_ms: int
-    #: Where they were to go.
+    #: Where they were to go on this cluster.
     destinations: list[str]
+    #: And where on others, by cluster.
+    abroad: Mapping[str, list[str]]
 
 
 class Written:
-    """Finds what was written. Its decisions are made on the driver, its reading in executors."""
+    """Finds what was written. Its decisions are made on the driver, its reading in executors.
 
-    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+    With `cluster`, the destinations are those on that one.
+    """
+
+    def __init__(
+        self, spark: SparkSession, settings: Settings, *, cluster: str | None = None
+    ) -> None:
         self._spark = spark
         self._settings = settings
+        self._cluster = cluster
         self._names = TopicNames(settings)
-        self._offsets = Offsets(settings, f"{settings.namespace}.recover")
+        self._own = Reach(settings)
+        self._theirs = Reach(settings.at(cluster)) if cluster else self._own
         self._told: set[str] = set()
 
     def without(self, records: DataFrame, scope: Scope) -> DataFrame:
@@ -74,11 +83,13 @@ class Written:
         return self._left(records, scope, F.lit(True))
 
     def close(self) -> None:
-        """Close the connection."""
-        self._offsets.close()
+        """Close the connections."""
+        for each in {self._own, self._theirs}:
+            each.offsets.close()
 
     def _left(self, records: DataFrame, scope: Scope, is_behind: Column) -> DataFrame:
-        written = self._ids(scope.since_ms - CLOCKS_MS, sorted(set(scope.destinations)))
+        destinations = scope.abroad.get(self._cluster, []) if self._cluster else scope.destinations
+        written = self._ids(scope.since_ms - CLOCKS_MS, sorted(set(destinations)))
         if written is None:
             return records
         same = (F.col("written.id") == F.col("record.id")) & ~F.col("record.is_cancel")
@@ -89,9 +100,9 @@ class Written:
     def _ids(self, since_ms: int, destinations: Sequence[str]) -> DataFrame | None:
         """id, is_delivered and place of every message appended since; None of nothing."""
         # What messages leave is read before what they reach: none slips through between the two.
-        own = self._appended(self._own_topics(), since_ms)
-        own_ids = self._read(own, ()).localCheckpoint() if own else None
-        theirs = self._appended(destinations, since_ms)
+        own = self._appended(self._own, self._own_topics(), since_ms)
+        own_ids = self._read(self._own, own, ()).localCheckpoint() if own else None
+        theirs = self._appended(self._theirs, destinations, since_ms)
         self._tell_removed(theirs)
         log.info(
             "reading back records=%d partitions=%d since_ms=%d",
@@ -99,11 +110,13 @@ class Written:
             len(own + theirs),
             since_ms,
         )
-        their_ids = self._read(theirs, destinations) if theirs else None
+        their_ids = self._read(self._theirs, theirs, destinations) if theirs else None
         return own_ids.unionAll(their_ids) if own_ids and their_ids else own_ids or their_ids
 
-    def _read(self, ranges: Sequence[OffsetRange], destinations: Sequence[str]) -> DataFrame:
-        records = read_ranges(self._spark, self._settings, ranges, all_there=False)
+    def _read(
+        self, at: "Reach", ranges: Sequence[OffsetRange], destinations: Sequence[str]
+    ) -> DataFrame:
+        records = read_ranges(self._spark, at.settings, ranges, all_there=False)
         return records.select(*self._columns(destinations)).where("id is not null")
 
     def _columns(self, destinations: Sequence[str]) -> list[Column]:
@@ -120,29 +133,30 @@ class Written:
     def _own_topics(self) -> list[str]:
         names, levels = self._names, range(self._settings.wheel_levels)
         wheel = [names.wheel(level) for level in levels]
-        return [*wheel, names.lanes, names.failed, names.dead, names.rejected]
+        outboxes = [names.outbox(each) for each in self._settings.clusters]
+        return [*wheel, *outboxes, names.lanes, names.failed, names.dead, names.rejected]
 
-    def _appended(self, topics: Sequence[str], since_ms: int) -> list[OffsetRange]:
+    def _appended(self, at: "Reach", topics: Sequence[str], since_ms: int) -> list[OffsetRange]:
         """The ranges of these topics that were appended since; of those that can be read."""
-        places = [place for topic in topics for place in self._readable(topic)]
-        ends = self._offsets.ends(places)
-        firsts = self._offsets.first_since(dict.fromkeys(places, since_ms))
+        places = [place for topic in topics for place in self._readable(at, topic)]
+        ends = at.offsets.ends(places)
+        firsts = at.offsets.first_since(dict.fromkeys(places, since_ms))
         return [
             OffsetRange(*place, first, ends[place])
             for place, first in firsts.items()
             if first is not None and first < ends[place]
         ]
 
-    def _readable(self, topic: str) -> list[Place]:
+    def _readable(self, at: "Reach", topic: str) -> list[Place]:
         try:
-            return self._offsets.readable_places(topic)
+            return at.offsets.readable_places(topic)
         except Unreadable as error:
             self._tell(topic, str(error))
             return []
 
     def _tell_removed(self, ranges: Sequence[OffsetRange]) -> None:
         """Of destinations: whose first record is the first there is may have had others before."""
-        starts = self._offsets.starts([(each.topic, each.partition) for each in ranges])
+        starts = self._theirs.offsets.starts([(each.topic, each.partition) for each in ranges])
         for each in ranges:
             if 0 < starts[each.topic, each.partition] == each.start:
                 self._tell(each.topic, "its retention is shorter than the interruption was")
@@ -153,24 +167,36 @@ class Written:
             log.warning("what was interrupted may come twice topic=%s: %s", topic, why)
 
 
-def scope(records: DataFrame, destination: Column) -> Scope | None:
+class Reach:
+    """A cluster that is read back."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.offsets = Offsets(settings, f"{settings.namespace}.recover")
+
+
+def scope(records: DataFrame, destination: Column, cluster: Column) -> Scope | None:
     """What has to be read back for these records; None where there are none."""
     at_ms = F.unix_millis("timestamp")
     stamped = F.col("timestampType") == LOG_APPEND_TIME
     earliest_ms = F.min(F.when(stamped, at_ms).otherwise(at_ms - SENDERS_CLOCK_MS))
-    found = records.groupBy(destination.alias("to")).agg(earliest_ms.alias("since_ms")).collect()
+    places = records.groupBy(destination.alias("to"), cluster.alias("cluster"))
+    found = places.agg(earliest_ms.alias("since_ms")).collect()
     if not found:
         return None
-    return Scope(
-        since_ms=min(row.since_ms for row in found),
-        destinations=[row.to for row in found if row.to is not None],
-    )
+    named: dict[str | None, list[str]] = {}
+    for row in found:
+        if row.to is not None:
+            named.setdefault(row.cluster, []).append(row.to)
+    here = named.pop(None, [])
+    abroad = {cluster: topics for cluster, topics in named.items() if cluster is not None}
+    return Scope(since_ms=min(row.since_ms for row in found), destinations=here, abroad=abroad)
 
 
 def scope_of_waiting(records: DataFrame) -> Scope | None:
-    """The same for records as they wait: of lanes, or of the failed topic."""
+    """The same for records as they wait: of lanes, of an outbox, or of the failed topic."""
     message = waiting_record()
-    return scope(records, F.when(message.is_whole, message.topic))
+    return scope(records, F.when(message.is_whole, message.topic), message.cluster)
 
 
 def identified(records: DataFrame) -> DataFrame:

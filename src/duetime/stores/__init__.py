@@ -42,6 +42,8 @@ class Found:
     id: MessageId
     topic: str
     partition: int | None
+    #: The cluster that it is for; None is this one.
+    cluster: str | None
     #: After this instant it is not delivered any more, epoch ms; None is never.
     expires_ms: int | None
     key: bytes | None = field(repr=False)

@@ -92,8 +92,17 @@ class KafkaStore:
         """What waits, slot by slot, in order of time."""
         return iter(self._reader.pending(now_ms))
 
-    def free(self, offsets: Mapping[Place, int]) -> None:
-        """Give the disk back that records before these offsets take, of any topic."""
+    def free(self, offsets: Mapping[Place, int], kept_since_ms: int | None = None) -> None:
+        """Give the disk back that records before these offsets take, of any topic.
+
+        But not what was appended since then, in epoch ms.
+        """
+        if kept_since_ms is not None:
+            kept = self._offsets.first_since(dict.fromkeys(offsets, kept_since_ms))
+            offsets = {
+                place: at if (first := kept[place]) is None else min(at, first)
+                for place, at in offsets.items()
+            }
         self._offsets.delete_before(offsets)
 
     def close(self) -> None:

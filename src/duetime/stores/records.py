@@ -37,6 +37,8 @@ class Entry(NamedTuple):
     #: Null for a cancel.
     topic: str | None
     partition: int | None
+    #: The cluster that it is for; None is this one.
+    cluster: str | None
     #: Epoch ms; None is never.
     expires_ms: int | None
     offset: int
@@ -58,6 +60,7 @@ class Entry(NamedTuple):
             id=self.id,
             topic=self.topic or "",
             partition=self.partition,
+            cluster=self.cluster,
             expires_ms=self.expires_ms,
             key=self.record.key(),
             value=self.record.value(),
@@ -73,11 +76,13 @@ def entry(record: Message) -> Entry | None:
         return None
     try:
         topic, partition, state, _, name = (_text(value) for _, value in headers)
+        expires = _of_state(state, "expires")
         return Entry(
             id=MessageId.parse(name or ""),
             topic=topic,
             partition=None if partition is None else int(partition),
-            expires_ms=_expires_ms(state),
+            cluster=_of_state(state, "cluster"),
+            expires_ms=None if expires is None else int(expires),
             offset=record.offset() or 0,
             record=record,
         )
@@ -161,10 +166,10 @@ def headers_of(record: Message) -> list[Header]:
     return cast("list[Header]", record.headers() or [])
 
 
-def _expires_ms(state: str | None) -> int | None:
-    numbers = (state or "").split(":")
-    position = STATE.index("expires")
-    return int(numbers[position]) if len(numbers) > position and numbers[position] else None
+def _of_state(state: str | None, name: str) -> str | None:
+    parts = (state or "").split(":")
+    position = STATE.index(name)
+    return (parts[position] or None) if len(parts) > position else None
 
 
 def _text(value: bytes | None) -> str | None:

@@ -1,0 +1,41 @@
+"""Leases: what rows may rely on until an instant, and must look at last before the sink.
+
+A lease is a system property of the JVM, in nanoseconds of the monotonic clock, which Python and
+Java share. Whoever keeps it extends it; if the whole process was paused meanwhile, it is over when
+a row looks. Only where driver and executors share a JVM: elsewhere there is no property, and a row
+has nothing to look at.
+"""
+
+from typing import Any
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+#: How long a row waits for a lease that has ended, in ms: a broker that is started again is no
+#: reason to fail. Each time it looks again, and after the last it raises.
+WAITS_MS = (100, 400, 1_500, 3_000, 5_000)
+
+
+def held(name: str, otherwise: str) -> Column:
+    """A filter for rows: true while the lease is held, waits a while for it, then raises."""
+    found = _is_held(name)
+    for wait_ms in reversed(WAITS_MS):
+        waited = F.call_function(
+            "java_method", F.lit("java.lang.Thread"), F.lit("sleep"), F.lit(wait_ms).cast("bigint")
+        )
+        found = _is_held(name) | (waited.isNotNull() & found)
+    return F.when(found, True).otherwise(F.raise_error(F.lit(otherwise)).cast("boolean"))
+
+
+def hold(jvm: Any, name: str, until_s: float) -> None:  # noqa: ANN401 (py4j's view of the JVM has no type)
+    """Extend the lease until an instant of the monotonic clock, in seconds; 0 ends it."""
+    jvm.java.lang.System.setProperty(name, str(int(until_s * 1e9)))
+
+
+def _is_held(name: str) -> Column:
+    now = F.expr("bigint(java_method('java.lang.System', 'nanoTime'))")
+    without = F.lit(2**63 - 1)
+    lease = F.call_function(
+        "java_method", F.lit("java.lang.Long"), F.lit("getLong"), F.lit(name), without
+    ).cast("bigint")
+    return now < lease

@@ -1,0 +1,170 @@
+"""Messages for another cluster: delivered there, once and in order, whatever becomes of it."""
+
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from tests.conftest import small_settings
+from tests.system.conftest import Inbox, Live, now_ms
+
+from duetime.admin import create_topics
+from duetime.bench.crash import pipeline_process
+from duetime.client import Producer
+from duetime.clock import SystemClock
+from duetime.config import Cluster
+from duetime.connection import librdkafka_properties
+from duetime.dead import DeadLetters, Selection
+from duetime.local.broker import LocalBroker
+from duetime.topics import TopicNames
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+
+#: Nothing sent to this cluster waits so long, in ms, whatever becomes of the other one.
+PROMPT_MS = 5_000
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory):
+    """Another cluster, where topics are not created by whoever asks for them."""
+    with LocalBroker(
+        tmp_path_factory.mktemp("far"), properties={"auto.create.topics.enable": "false"}
+    ) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def live(broker, far, tmp_path_factory):
+    """Two clusters, and no pipeline yet."""
+    found = Live(
+        small_settings(
+            broker.bootstrap,
+            clusters={"far": Cluster(bootstrap=far.bootstrap)},
+            rescue_every_ms=2_000,
+            retry_attempts=2,
+            retry_backoff_ms=200,
+            checkpoint=tmp_path_factory.mktemp("checkpoint").as_uri(),
+        )
+    )
+    create_topics(found.settings)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def running(live):
+    """One pipeline for the tests that leave it alone."""
+    with pipeline_process(live.settings):
+        topic = live.topic()
+        with Producer(live.settings) as client:
+            client.produce(topic, in_=timedelta(0))
+        live.inbox(topic).take(1)
+        yield
+
+
+@pytest.fixture
+def abroad(live):
+    """Creates topics on the other cluster, and reads them."""
+    elsewhere = Live(live.settings.at("far"))
+    yield elsewhere
+    for each in elsewhere._inboxes:
+        each.close()
+
+
+def schedule(live, topic, count, over_s, after_s=0, **where):
+    """Messages with one key, due one after another; returns their ids in that order."""
+    with Producer(live.settings) as client:
+        first, step = timedelta(seconds=after_s), timedelta(seconds=over_s) / count
+        return [
+            client.produce(topic, "x", key="k", in_=first + number * step, **where)
+            for number in range(count)
+        ]
+
+
+def test_a_kill_of_the_pipeline_sends_nothing_twice(live, abroad):
+    topic = abroad.topic()
+    inbox = Inbox(abroad.settings, [topic])
+    ids = set()
+    for some in (100, 600):
+        # Killed at the end of the block, with messages in every place that there is.
+        with pipeline_process(live.settings):
+            ids |= set(schedule(live, topic, 500, 8, cluster="far"))
+            inbox.until(lambda some=some: len(inbox.arrived) >= some, "some")
+    with pipeline_process(live.settings):
+        inbox.until(lambda: len({each.id for each in inbox.arrived}) == len(ids), "all")
+        # What comes twice may come now.
+        last = schedule(live, topic, 1, 0, cluster="far")
+        arrived = inbox.until_id(last[0])
+    inbox.close()
+    assert sorted(each.id for each in arrived) == sorted({*ids, *last})
+    assert min(each.late_ms for each in arrived) >= 0
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("delay_s", [0, 1, 6])
+def test_a_message_arrives_on_the_other_cluster_as_it_was_sent(live, abroad, delay_s):
+    topic = abroad.topic(partitions=3)
+    due_ms = now_ms() + delay_s * 1_000
+    address = [("due-topic", topic), ("due-cluster", "far"), ("due-partition", "2")]
+    own = [("h", b"\xff"), ("h", None)]
+    live.send(live.names.native, b"\x00v", b"\xfek", [*address, ("due-at-ms", str(due_ms)), *own])
+    live.flush()
+    (arrived,) = abroad.inbox(topic).take(1)
+    assert (arrived.key, arrived.value, arrived.partition) == (b"\xfek", b"\x00v", 2)
+    assert arrived.headers[-2:] == own
+    assert set(arrived.by_name) == {"due-at-ms", "due-id", "h"}
+    assert arrived.appended_ms >= due_ms
+    assert topic not in live.admin.list_topics(timeout=10).topics
+
+
+@pytest.mark.usefixtures("running")
+def test_an_outage_delays_only_messages_for_that_cluster(live, far, abroad):
+    topic, here = abroad.topic(), live.topic()
+    first = schedule(live, topic, 1, 0, cluster="far")
+    abroad.inbox(topic).take(1)
+    with down(far):
+        # Through the wheel, where order holds.
+        ids = schedule(live, topic, 300, 3, after_s=5, cluster="far")
+        local = schedule(live, here, 300, 3, after_s=5)
+        punctual = live.inbox(here).take(300)
+        assert [each.id for each in punctual] == local
+        assert max(each.late_ms for each in punctual) < PROMPT_MS
+    arrived = abroad.inbox(topic).take(301)
+    print(
+        "ORDER",
+        [(first + ids).index(each.id) for each in arrived],
+        [each.appended_ms - now_ms() for each in arrived][:40],
+    )
+    assert [each.id for each in arrived] == first + ids
+
+
+@contextmanager
+def down(broker):
+    broker.stop()
+    yield
+    broker.start()
+
+
+@pytest.mark.usefixtures("running")
+def test_what_cannot_be_delivered_there_is_dead_and_can_be_brought_back(live, abroad):
+    (topic, known) = "not-there-yet", abroad.topic()
+    with Producer(live.settings) as client:
+        lost = client.produce(topic, "1", in_=timedelta(0), cluster="far")
+        nowhere = client.produce(known, "2", in_=timedelta(0), cluster="nowhere")
+        fine = client.produce(known, "3", in_=timedelta(seconds=1), cluster="far")
+    assert [each.id for each in abroad.inbox(known).take(1)] == [fine]
+    dead = live.inbox(TopicNames(live.settings).dead).take(2)
+    assert {(each.id, each.by_name["due-error"], each.by_name["due-cluster"]) for each in dead} == {
+        (lost, b"unknown-topic", b"far"),
+        (nowhere, b"unknown-cluster", b"nowhere"),
+    }
+    create(abroad, topic)
+    assert DeadLetters(live.settings).redrive(Selection(reason="unknown-topic"), SystemClock()) == 1
+    assert abroad.inbox(topic).take(1)[0].value == b"1"
+
+
+def create(abroad, topic):
+    stamped = {"message.timestamp.type": "LogAppendTime"}
+    admin = AdminClient(librdkafka_properties(abroad.settings))
+    for created in admin.create_topics([NewTopic(topic, 1, config=stamped)]).values():
+        created.result()
