@@ -12,7 +12,7 @@ from duetime.bench.display import show
 from duetime.bench.load import LoadPlan
 from duetime.bench.report import COUNTS
 from duetime.bench.result import summed_up
-from duetime.bench.testbed import own_testbed, testbed
+from duetime.bench.testbed import OTHER, own_testbed, testbed, testbed_of_two
 from duetime.clock import parse_duration
 from duetime.errors import InvalidMessage, Reason
 
@@ -45,6 +45,9 @@ def lateness(  # noqa: PLR0913 (a command's options)
         float, typer.Option(min=0, help="Seconds of the same load before, not measured.")
     ] = 60,
     timeline: Annotated[bool, typer.Option(help="Show each second of due time as well.")] = False,
+    outbox: Annotated[
+        bool, typer.Option("--outbox", help="To another cluster, a temporary one, by its outbox.")
+    ] = False,
     kafka: Kafka = None,
     as_json: AsJson = False,
 ) -> None:
@@ -57,8 +60,9 @@ def lateness(  # noqa: PLR0913 (a command's options)
         delay_ms=parse_range(delay),
         destinations=(),
         value_bytes=value_bytes,
+        cluster=OTHER if outbox else None,
     )
-    with testbed(kafka) as settings:
+    with testbed_of_two(kafka) if outbox else testbed(kafka) as settings:
         done = run(settings, plan, runs, warm_up)
     # Counts are added up, and all other figures are medians.
     result = summed_up([each.figures() for each in done], summed=COUNTS)

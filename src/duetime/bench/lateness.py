@@ -20,6 +20,9 @@ from duetime.config import Settings
 from duetime.local.jars import pipeline_jars
 from duetime.pipeline.runner import Pipeline
 
+#: How long the pipeline may take to know a new destination, in seconds.
+KNOWN_S = 3.0
+
 #: How long after the last message's time is still waited for it, in seconds.
 PATIENCE_S = 30.0
 
@@ -70,17 +73,23 @@ def running_pipeline(settings: Settings) -> Iterator[Pipeline]:
 def run_once(settings: Settings, plan: LoadPlan, name: str) -> Run:
     """Send the plan to a new destination, wait until all of it came, and read it there."""
     topic, sent = deliver(settings, plan, name)
-    arrivals = read_arrivals(settings, [topic])
+    arrivals = read_arrivals(_there(settings, plan), [topic])
     return Run(sent=sent, report=report(arrivals, sent.sent), seconds=timeline(arrivals))
 
 
 def deliver(settings: Settings, plan: LoadPlan, name: str) -> tuple[str, Sent]:
     """Send the plan to a new destination; returns when all of it came, or should have long ago."""
-    (topic,) = create_destinations(settings, [name])
+    (topic,) = create_destinations(settings, [name], cluster=plan.cluster)
+    # The pipeline looks for new topics every second; what it does not know is tried again later.
+    time.sleep(KNOWN_S)
     say(f"sending {plan.messages:,} messages to {topic} ...")
     with start_load(settings, replace(plan, destinations=(topic,))) as load:
         sent = load.wait()
     left_s = sent.last_due_ms / 1_000 - time.time()
-    if not Appends(settings, [topic]).wait_for(sent.sent, left_s + PATIENCE_S):
+    if not Appends(_there(settings, plan), [topic]).wait_for(sent.sent, left_s + PATIENCE_S):
         say(f"not all came within {PATIENCE_S:.0f} s of their time")
     return topic, sent
+
+
+def _there(settings: Settings, plan: LoadPlan) -> Settings:
+    return settings.at(plan.cluster) if plan.cluster else settings

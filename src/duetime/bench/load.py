@@ -28,6 +28,8 @@ class LoadPlan:
     destinations: tuple[str, ...]
     value_bytes: int = 200
     shape: Shape = Shape.NATIVE
+    #: The cluster where they are, by the settings' name; None is the one where duetime runs.
+    cluster: str | None = None
     #: Beginning of the sender's own ids: another one for each run into the same destinations.
     label: str = "bench"
 

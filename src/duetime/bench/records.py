@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from duetime.config import Settings
-from duetime.message import DUE_AT_MS, DUE_ID, DUE_PARTITION, DUE_STATE, DUE_TOPIC
+from duetime.message import DUE_AT_MS, DUE_CLUSTER, DUE_ID, DUE_PARTITION, DUE_STATE, DUE_TOPIC
 from duetime.topics import TopicNames
 
 #: librdkafka's word for "you choose the partition".
@@ -43,6 +43,17 @@ def maker(
     """Makes records to the destinations in turn; the sender's own ids are `<label>-<number>`."""
     make = {Shape.NATIVE: native, Shape.AIRTEL: airtel, Shape.WAITING: waiting}[shape]
     return make(settings, destinations, label, value_bytes)
+
+
+def to_cluster(make: Maker, cluster: str) -> Maker:
+    """The same native records for another cluster."""
+    address: Header = (DUE_CLUSTER, cluster.encode())
+
+    def there(number: int, due_ms: int, now_ms: int) -> Record:
+        topic, value, key, headers, partition = make(number, due_ms, now_ms)
+        return topic, value, key, [*headers, address], partition
+
+    return there
 
 
 def native(settings: Settings, destinations: Sequence[str], label: str, value_bytes: int) -> Maker:

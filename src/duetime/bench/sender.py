@@ -14,7 +14,7 @@ from dataclasses import asdict
 from confluent_kafka import KafkaException, Producer
 
 from duetime.bench.load import LoadPlan, Sent
-from duetime.bench.records import Record, maker
+from duetime.bench.records import Record, maker, to_cluster
 from duetime.clock import SystemClock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
@@ -66,6 +66,8 @@ def send(settings: Settings, plan: LoadPlan) -> Sent:
 def _send_all(producer: Producer, settings: Settings, plan: LoadPlan) -> tuple[int, int]:
     """The latest due time, and the longest that was fallen behind, in ms."""
     make = maker(plan.shape, settings, plan.destinations, plan.label, plan.value_bytes)
+    if plan.cluster:
+        make = to_cluster(make, plan.cluster)
     clock, least_ms = SystemClock(), plan.delay_ms[0]
     spread_ms = plan.delay_ms[1] - least_ms + 1
     last_due_ms, most_behind_ms = 0, 0

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -22,22 +23,25 @@ from duetime.topics import TopicNames
 #: How long creating or deleting topics may take, in seconds.
 TIMEOUT_S = 60.0
 
+#: What the other cluster is called, where there are two.
+OTHER = "other"
+
 #: How long to wait before looking again, in seconds.
 LOOK_S = 0.05
 
 
 @contextmanager
-def testbed(kafka: str | None) -> Iterator[Settings]:
+def testbed(kafka: str | None, **others: Any) -> Iterator[Settings]:  # noqa: ANN401 (any setting)
     """Settings for a fresh namespace with its topics, on this cluster or on a temporary broker.
 
     Raises SetupError where no broker can be started, KafkaError where the cluster does not answer.
     """
     if kafka is None:
-        with own_testbed() as (settings, _):
+        with own_testbed(**others) as (settings, _):
             yield settings
         return
     with _scratch() as scratch:
-        settings = load_settings(bootstrap=kafka, **_named(scratch))
+        settings = load_settings(bootstrap=kafka, **_named(scratch), **others)
         try:
             create_topics(settings)
             yield settings
@@ -46,22 +50,37 @@ def testbed(kafka: str | None) -> Iterator[Settings]:
 
 
 @contextmanager
-def own_testbed() -> Iterator[tuple[Settings, LocalBroker]]:
+def own_testbed(**others: Any) -> Iterator[tuple[Settings, LocalBroker]]:  # noqa: ANN401 (any setting)
     """The same on a temporary broker, for who wants to harm it."""
     with _scratch() as scratch, LocalBroker(scratch / "broker") as broker:
         settings = load_settings(
-            bootstrap=broker.bootstrap, security_protocol="PLAINTEXT", **_named(scratch)
+            bootstrap=broker.bootstrap,
+            security_protocol="PLAINTEXT",
+            **_named(scratch),
+            **others,
         )
         create_topics(settings)
         yield settings, broker
 
 
+@contextmanager
+def testbed_of_two(kafka: str | None) -> Iterator[Settings]:
+    """The same, with another temporary broker that the settings call OTHER."""
+    with (
+        _scratch() as scratch,
+        LocalBroker(scratch / "broker") as broker,
+        testbed(kafka, clusters={OTHER: {"bootstrap": broker.bootstrap}}) as settings,
+    ):
+        yield settings
+
+
 def create_destinations(
-    settings: Settings, names: Sequence[str], *, partitions: int = 1
+    settings: Settings, names: Sequence[str], *, partitions: int = 1, cluster: str | None = None
 ) -> list[str]:
     """Create topics to deliver to, stamped by the broker; returns their full names."""
     topics = [destination(settings, name) for name in names]
-    admin = AdminClient(librdkafka_properties(settings))
+    at = settings.at(cluster) if cluster else settings
+    admin = AdminClient(librdkafka_properties(at))
     stamped = {"message.timestamp.type": "LogAppendTime"}
     wanted = [NewTopic(topic, num_partitions=partitions, config=stamped) for topic in topics]
     try:
