@@ -141,6 +141,7 @@ def test_a_list_for_programs_is_a_line_a_message(duetime, wheel, now_ms):
         "due": format_instant(identity.due_ms),
         "topic": "orders",
         "partition": 2,
+        "cluster": None,
         "key": "k",
         "value_bytes": 5,
     }
