@@ -4,6 +4,7 @@
     ├── SetupError          this machine lacks something (Java, jars, a port, room on the disk)
     ├── ConfigError         a setting, or a topic's setting, would lose messages or cannot work
     ├── KafkaError          the cluster does not answer, or refuses
+    ├── Paused              the leader stood still for so long that another leads
     ├── UnknownMessage      nothing that waits has this id
     ├── TooLate             the message is delivered, or about to be
     └── InvalidMessage      this message or time cannot be taken; `reason` says why
@@ -72,6 +73,12 @@ class KafkaError(DuetimeError):
     """The cluster does not answer, or refuses what was asked."""
 
     reason = "kafka"
+
+
+class Paused(DuetimeError):
+    """The leader stood still for so long that another leads."""
+
+    reason = "paused"
 
 
 class UnknownMessage(DuetimeError):

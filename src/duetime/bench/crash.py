@@ -158,7 +158,7 @@ def kill(pid: int) -> None:
 
 def send_signal(pid: int, number: signal.Signals) -> None:
     """To the process and its children, as far as they live."""
-    for each in [*_children(pid), pid]:
+    for each in [*children(pid), pid]:
         with suppress(ProcessLookupError):
             os.kill(each, number)
 
@@ -182,7 +182,8 @@ def next_arrival_s(arrived: Appends, within_s: float) -> float | None:
     return None
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The processes that it has started, and that nobody has waited for yet."""
     # A child belongs to the thread that started it.
     found = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children")]
     return [int(child) for children in found for child in children.split()]

@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from duetime.cli.logs import begin_log
 from duetime.cli.options import BadInput, Config, Kafka, Verbose, settings_from
 from duetime.cli.service import Service, interruptible
 from duetime.config import Settings
-from duetime.errors import SetupError
+from duetime.errors import DuetimeError, Paused, SetupError
 from duetime.local.broker import LocalBroker
 from duetime.local.disk import require_directory
 from duetime.local.jars import pipeline_jars
@@ -69,7 +70,14 @@ def run(*, kafka: Kafka = None, config: Config = None, verbose: Verbose = False)
     with suppress(KeyboardInterrupt), interruptible():
         settings = settings_from(kafka, config)
         require_intake(settings)
-        _serve(settings, _connector(), lambda: log.info("ready kafka=%s", settings.bootstrap))
+        try:
+            _serve(settings, _connector(), lambda: _tell_ready(settings), fenced=True)
+        except Paused as error:
+            if _is_submitted():
+                raise
+            log.warning("%s: starting again", error)
+            # The same command in a new process image: nothing of this one may go on.
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 
 def _up_with_broker(broker: LocalBroker, config: Path | None, directory: Path) -> None:
@@ -95,25 +103,42 @@ def _serve(
     jars: Sequence[Path],
     ready: Callable[[], None],
     look: Callable[[], None] = lambda: None,
+    *,
+    fenced: bool = False,
 ) -> None:
-    """Run the pipeline until it fails or a signal interrupts."""
+    """Run the pipeline until it fails or a signal interrupts. Raises Paused if it is `fenced`."""
     # Here and not above, because Spark takes a second to import, and most commands need none.
     from duetime.pipeline.runner import Pipeline  # noqa: PLC0415
 
-    pipeline = Pipeline(settings, jars=jars)
+    pipeline = Pipeline(settings, jars=jars, fenced=fenced)
     log.info("starting Spark")
-    with Service(pipeline, look) as service:
-        service.wait_until_ready()
-        ready()
-        service.wait()
+    try:
+        with Service(pipeline, look) as service:
+            service.wait_until_ready()
+            ready()
+            service.wait()
+    except DuetimeError as error:
+        if pipeline.was_paused:
+            raise Paused(
+                "this process was paused for seconds, and what it held is left to another"
+            ) from error
+        raise
 
 
 def _connector() -> list[Path]:
     """The jars that Spark has to be given: none where `spark-submit` started this program."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
+    if _is_submitted():
         return []
     find_java()
     return pipeline_jars()
+
+
+def _is_submitted() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _tell_ready(settings: Settings) -> None:
+    log.info("ready kafka=%s", settings.bootstrap)
 
 
 def _announce(settings: Settings, directory: Path) -> None:

@@ -19,12 +19,12 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
-from py4j.protocol import Py4JError
 from pyspark.sql import Column
 
 from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
+from duetime.pipeline.jvm import JVM_ERRORS
 from duetime.pipeline.leases import held, hold
 from duetime.topics import TopicNames
 
@@ -125,7 +125,7 @@ class Election:
                 if self._since_ms and (not self.is_leading.is_set() or time.monotonic() > renew_s):
                     renew_s = time.monotonic() + RENEW_S
                     self._renew()
-            except Py4JError as error:
+            except JVM_ERRORS as error:
                 # A leader without a JVM would keep others from delivering.
                 self.broken = error
                 self.is_leading.clear()

@@ -6,9 +6,13 @@ import threading
 from subprocess import PIPE
 from typing import IO, Any
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
+
+#: What a call raises when the JVM is gone, or cannot do it: at first the one, then the other.
+JVM_ERRORS = (Py4JError, ConnectionError)
 
 #: What Java says whenever Spark starts it, and nobody can act on.
 NOISE = b"WARNING: Using incubator modules"
@@ -33,6 +37,15 @@ def jvm(spark: SparkSession) -> Any:  # noqa: ANN401 (py4j's view of the JVM has
     return spark.sparkContext._jvm  # noqa: SLF001 (PySpark's only way to its JVM)
 
 
+def java_array(spark: SparkSession, *given: Any) -> Any:  # noqa: ANN401 (as above)
+    """The arguments of a method that Java calls by reflection: Object[]."""
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 (as above)
+    values = gateway.new_array(jvm(spark).Object, len(given))
+    for position, each in enumerate(given):
+        values[position] = each
+    return values
+
+
 def jvm_pid(spark: SparkSession) -> int:
     """The process id of the driver's JVM."""
     return int(jvm(spark).java.lang.ProcessHandle.current().pid())
@@ -42,8 +55,8 @@ class FailedSends:
     """Counts the records that this JVM's Kafka producers have given up, by their metrics."""
 
     def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
         self._java = java = jvm(spark)
-        self._gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 (as above)
         self._beans = java.java.lang.management.ManagementFactory.getPlatformMBeanServer()
         # The class of this server is no part of Java's interface, and py4j may not look into it.
         interface = java.java.lang.Class.forName("javax.management.MBeanServer")
@@ -59,10 +72,7 @@ class FailedSends:
         return int(self._asked("getAttribute", bean, "record-error-total"))
 
     def _asked(self, method: str, *given: Any) -> Any:  # noqa: ANN401 (as above)
-        values = self._gateway.new_array(self._java.Object, len(given))
-        for position, each in enumerate(given):
-            values[position] = each
-        return self._methods[method].invoke(self._beans, values)
+        return self._methods[method].invoke(self._beans, java_array(self._spark, *given))
 
 
 def _pass_on(words: IO[bytes]) -> None:

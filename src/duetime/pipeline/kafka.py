@@ -99,9 +99,10 @@ def sink_options(settings: Settings, name: str) -> dict[str, str]:
         # query fails and routes it again.
         "kafka.delivery.timeout.ms": str(int(DELIVERY_TIMEOUT_S * 1_000)),
         "kafka.request.timeout.ms": "5000",
-        # After a pause the connection is idle, and closed before anything is written to it: then
-        # what the producer held is found to be too old. Opening one takes a millisecond or two.
-        "kafka.connections.max.idle.ms": "5000",
+        # After a pause nothing is sent before the metadata are asked for again, and meanwhile it is
+        # found that what the producer held is too old. With metadata young enough it would send a
+        # batch of each partition first, and then look (Sender.sendProducerData).
+        "kafka.metadata.max.age.ms": "5000",
         # A topic that is gone since it was looked up: the default of a minute would hold up others.
         "kafka.max.block.ms": "5000",
         "kafka.max.request.size": str(settings.max_message_bytes + 4 * OVERHEAD_BYTES),

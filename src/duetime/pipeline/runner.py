@@ -20,6 +20,7 @@ from duetime.errors import ConfigError, SetupError
 from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.election import Election
 from duetime.pipeline.failures import failures
+from duetime.pipeline.fence import Fence
 from duetime.pipeline.housekeeping import Tally, free_read
 from duetime.pipeline.intake import Intake, intake_records
 from duetime.pipeline.jvm import FailedSends, jvm
@@ -66,11 +67,17 @@ OUTBOX_KEPT_MS = 3_600_000
 class Pipeline:
     """Everything that moves messages, in one process. A context manager, or start and stop it.
 
-    Of several on one cluster and namespace one leads, and the others stand by.
+    Of several on one cluster and namespace one leads, and the others stand by. If it is `fenced`, a
+    leader that is paused for long enough that another leads loses its JVM: `was_paused` then.
     """
 
     def __init__(
-        self, settings: Settings, *, jars: Sequence[Path] = (), clock: Clock | None = None
+        self,
+        settings: Settings,
+        *,
+        jars: Sequence[Path] = (),
+        clock: Clock | None = None,
+        fenced: bool = False,
     ) -> None:
         if not settings.checkpoint:
             raise ConfigError(
@@ -78,6 +85,8 @@ class Pipeline:
             )
         self._settings = settings
         self._jars = jars
+        self._is_fenced = fenced
+        self._fence: Fence | None = None
         self._clock = clock or SystemClock()
         self._stopping = threading.Event()
         self._started_so_far = ExitStack()
@@ -90,6 +99,11 @@ class Pipeline:
     def is_leading(self) -> bool:
         """Whether it delivers, and does not only stand by."""
         return self._leading is not None
+
+    @property
+    def was_paused(self) -> bool:
+        """Whether it cannot go on because it stood still: a new process can."""
+        return self._fence is not None and self._fence.has_fired
 
     def start(self) -> None:
         """Start everything; returns when it is warm, so that the first window is punctual.
@@ -108,6 +122,7 @@ class Pipeline:
             to_stop.push(unless_started.pop_all())
         self._election.guard(jvm(self.spark))
         self._failed_sends = FailedSends(self.spark)
+        self._fence = Fence(self.spark) if self._is_fenced else None
         self._written: dict[str | None, Written] = {}
         self._destinations: dict[str | None, Destinations] = {}
         for cluster in (None, *self._settings.clusters):
@@ -182,6 +197,9 @@ class Pipeline:
         """Start what delivers; what is late already has Spark for itself for so long."""
         settings, self._term = self._settings, self._election.term
         with ExitStack() as started:
+            if self._fence:
+                self._fence.start()
+                started.callback(self._fence.stop)
             # What was left in the middle by whoever led before is read from Kafka now.
             self._store = KafkaStore(settings)
             started.callback(self._store.close)
