@@ -13,10 +13,11 @@ from duetime.errors import ConfigError, DuetimeError
 class Waiting:
     """Starts and stops as a pipeline does, and moves nothing."""
 
-    def __init__(self, *, fails=None, stuck=False):
+    def __init__(self, *, fails=None, stuck=False, stop_s=0):
         self.calls = []
         self._fails = fails
         self._stuck = stuck
+        self._stop_s = stop_s
         self._stopping = threading.Event()
 
     def start(self):
@@ -33,6 +34,7 @@ class Waiting:
         self._stopping.set()
 
     def stop(self):
+        threading.Event().wait(self._stop_s)
         self.calls.append("stop")
 
 
@@ -49,6 +51,17 @@ def test_leaving_the_block_stops_the_pipeline(ended):
 
     with Service(pipeline) as running:
         running.wait_until_ready()
+
+    assert pipeline.calls == ["start", "stop"]
+    assert ended == [False]
+
+
+def test_a_signal_in_the_middle_of_the_wait_lets_the_pipeline_stop(ended):
+    main, pipeline = threading.get_ident(), Waiting(stop_s=0.2)
+    threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+    with pytest.raises(KeyboardInterrupt), interruptible(), Service(pipeline) as running:
+        running.wait()
 
     assert pipeline.calls == ["start", "stop"]
     assert ended == [False]

@@ -70,6 +70,9 @@ class Service:
         self._pipeline = pipeline
         self._look = look
         self._ready = threading.Event()
+        # Not `Thread.join`: one that a signal interrupts takes a running thread for ended (CPython
+        # 3.11, bpo-45274).
+        self._ended = threading.Event()
         self._failed: DuetimeError | None = None
         self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
 
@@ -81,8 +84,7 @@ class Service:
 
     def wait(self) -> None:
         """Wait until the pipeline ends by itself, which is a failure, and raise it."""
-        while self._thread.is_alive():
-            self._thread.join(LOOK_S)
+        while not self._ended.wait(LOOK_S):
             self._look()
         self._raise_failure()
 
@@ -98,12 +100,11 @@ class Service:
     ) -> None:
         stop_s = STOP_S if self._ready.is_set() else STOP_STARTING_S
         self._pipeline.ask_to_stop()
-        self._thread.join(stop_s)
-        if self._thread.is_alive():
+        if not self._ended.wait(stop_s):
             log.warning("not stopped after %.0f s: ending Spark, nothing is lost", stop_s)
         elif self._failed and self._failed is not error:
             log.warning("not stopped as it should be: %s", self._failed, exc_info=self._failed)
-        end_spark(kill=self._thread.is_alive())
+        end_spark(kill=not self._ended.is_set())
 
     def _run(self) -> None:
         try:
@@ -120,6 +121,7 @@ class Service:
             self._failed = _named(error)
         finally:
             self._ready.set()
+            self._ended.set()
 
     def _raise_failure(self) -> None:
         if self._failed:

@@ -3,9 +3,9 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -278,29 +278,30 @@ class Pipeline:
         }
 
     def _begin_lanes(self) -> StreamingQuery:
-        with self._told("lanes"):
-            recover_lanes(self.spark, self._settings, self._written[None])
+        recover = partial(recover_lanes, self.spark, self._settings, self._written[None])
+        self._recover("lanes", [TopicNames(self._settings).lanes], recover)
         return start_real_time(lanes(self.spark, self._settings), self._settings, "lanes")
 
     def _begin_intake(self) -> StreamingQuery:
         intake = Intake(self._settings)
-        with self._told("intake"):
-            recover_intake(self.spark, self._settings, self._written[None], intake)
+        recover = partial(recover_intake, self.spark, self._settings, self._written[None], intake)
+        self._recover("intake", TopicNames(self._settings).intake, recover)
         records = intake_records(self.spark, self._settings)
         return start_real_time(intake.rows(records), self._settings, "intake")
 
     def _begin_outbox(self, cluster: str) -> StreamingQuery:
         spark, settings, name = self.spark, self._settings, query_name(cluster)
         self._destinations[cluster].refresh()
-        with self._told(name):
-            recover_outbox(spark, settings, self._written[cluster], cluster)
+        recover = partial(recover_outbox, spark, settings, self._written[cluster], cluster)
+        self._recover(name, [TopicNames(settings).outbox(cluster)], recover)
         return start_real_time(outbox(spark, settings, cluster), settings.at(cluster), name)
 
-    @contextmanager
-    def _told(self, name: str) -> Iterator[None]:
+    def _recover(self, name: str, topics: Sequence[str], recover: Callable[[], None]) -> None:
+        """Finish what a query had in flight, where there can be anything: it takes seconds."""
         begun_s = time.monotonic()
-        yield
-        log.info("recovered query=%s seconds=%.1f", name, time.monotonic() - begun_s)
+        if self._written[None].has_records(topics):
+            recover()
+            log.info("recovered query=%s seconds=%.1f", name, time.monotonic() - begun_s)
 
     def _begin_failures(self) -> StreamingQuery:
         failed = read_stream(self.spark, self._settings, [TopicNames(self._settings).failed])

@@ -82,6 +82,12 @@ class Written:
         """The same of records of intake topics, which may be anywhere by now."""
         return self._left(records, scope, F.lit(True))
 
+    def has_records(self, topics: Sequence[str]) -> bool:
+        """Whether there is anything in these topics of ours."""
+        offsets = self._own.offsets
+        places = [place for topic in topics for place in offsets.readable_places(topic)]
+        return offsets.starts(places) != offsets.ends(places)
+
     def close(self) -> None:
         """Close the connections."""
         for each in {self._own, self._theirs}:
