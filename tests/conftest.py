@@ -1,5 +1,6 @@
 """What tests share: one broker and one Spark session a process, and a writer into the wheel."""
 
+import json
 import os
 import uuid
 from itertools import count
@@ -17,7 +18,13 @@ from duetime.errors import SetupError
 from duetime.local.broker import LocalBroker
 from duetime.local.jars import pipeline_jars
 from duetime.message import WAITING_HEADERS, MessageId
-from duetime.pipeline.session import spark_session
+from duetime.pipeline.session import JAVA_OPTIONS, spark_session
+
+#: The settings that every process of these tests finds in its environment.
+FROM_OUTSIDE = {"spark_properties"}
+# Tests start many JVMs and keep each for a minute: compiling their code twice would take longer
+# than it saves.
+os.environ["DUETIME_SPARK_PROPERTIES"] = json.dumps({JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"})
 
 
 @pytest.fixture(scope="module")

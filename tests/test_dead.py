@@ -4,6 +4,7 @@ import json
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from tests.conftest import FROM_OUTSIDE
 
 from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
@@ -135,7 +136,8 @@ class TestCommand:
     def duetime(self, settings, monkeypatch, capsys):
         from duetime.cli import main  # noqa: PLC0415 (only these tests need it)
 
-        for name, value in settings.model_dump(mode="json", exclude_defaults=True).items():
+        changed = settings.model_dump(mode="json", exclude_defaults=True, exclude=FROM_OUTSIDE)
+        for name, value in changed.items():
             monkeypatch.setenv(f"DUETIME_{name.upper()}", str(value))
 
         def run(*arguments):

@@ -178,7 +178,9 @@ class Settings(Connection, BaseSettings):
     )
     driver_memory: str = Field("2g", description="Heap of Spark's driver JVM")
     spark_properties: dict[str, str] = Field(
-        default_factory=dict, description="Further Spark properties, over duetime's own"
+        default_factory=dict,
+        description="Further Spark properties, over duetime's own; the JVM's options in "
+        "`spark.driver.extraJavaOptions` are added to them",
     )
 
     @model_validator(mode="after")

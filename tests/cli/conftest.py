@@ -6,8 +6,12 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+from tests.conftest import FROM_OUTSIDE
 
 from duetime.cli import main
+
+#: What tests/conftest.py sets, and where the jars are.
+KEPT = ("DUETIME_JARS", "DUETIME_SPARK_PROPERTIES")
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ def nothing_from_outside(monkeypatch, tmp_path):
     """Neither this machine's environment nor a file in the working directory has a say."""
     monkeypatch.chdir(tmp_path)
     for name in os.environ:
-        if name.startswith("DUETIME_") and name != "DUETIME_JARS":
+        if name.startswith("DUETIME_") and name not in KEPT:
             monkeypatch.delenv(name)
     # `up` is ready as soon as it runs.
     monkeypatch.setenv("DUETIME_WARM_UP_SECONDS", "0")
@@ -49,7 +53,7 @@ def duetime(capfd, monkeypatch):
 @pytest.fixture
 def on_broker(settings, monkeypatch):
     """Makes the command use the test's own namespace on the test's broker."""
-    changed = settings.model_dump(mode="json", exclude_defaults=True)
+    changed = settings.model_dump(mode="json", exclude_defaults=True, exclude=FROM_OUTSIDE)
     for name, value in changed.items():
         monkeypatch.setenv(f"DUETIME_{name.upper()}", str(value))
     return settings

@@ -64,7 +64,8 @@ def record(offset, case):
 def rows(spark):
     """What the sink would get, in the order of the cases."""
     records = [record(offset, case) for offset, case in enumerate(CASES)]
-    frame = spark.createDataFrame(records, RECORD).coalesce(1)
+    # One task: each of them would start a Python.
+    frame = spark.createDataFrame(spark.sparkContext.parallelize(records, 1), RECORD)
     intake = Intake(SETTINGS)
     asked = intake.understood(frame).withColumn("now", F.lit(NOW_MS))
     return asked.transform(intake.judged).transform(intake.routed).collect()

@@ -43,12 +43,13 @@ def cancel(due_ms, unique="m"):
 def frame(spark, records, *, topic="duetime.wheel.0", partition=7):
     stamped = datetime.now(UTC)
     rows = [(topic, partition, offset, stamped, *each) for offset, each in enumerate(records)]
-    return spark.createDataFrame(rows, RECORD).coalesce(1)
+    # One task: each of them would start a Python.
+    return spark.createDataFrame(spark.sparkContext.parallelize(rows, 1), RECORD)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def turned(spark):
-    """What a turn makes of records: its rows, in their order."""
+    """What a turn makes of records: its rows, in their order. Building one takes a second."""
     turn = Turn(spark, SETTINGS, Written(spark, SETTINGS))
     return lambda *records: turn.rows(frame(spark, records)).collect()
 

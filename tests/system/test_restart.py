@@ -16,6 +16,7 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
+from tests.conftest import FROM_OUTSIDE
 
 from duetime.admin import create_topics
 from duetime.bench import crash
@@ -54,7 +55,7 @@ def running(live, directory):
 def written(live, directory):
     """The settings as a file."""
     path = directory / "duetime.toml"
-    given = live.settings.model_dump(mode="json", exclude_unset=True)
+    given = live.settings.model_dump(mode="json", exclude_unset=True, exclude=FROM_OUTSIDE)
     path.write_text("".join(f"{name} = {value!r}\n" for name, value in given.items()))
     return path
 

@@ -30,6 +30,9 @@ JVM_OPTIONS = (
     "-XX:ReservedCodeCacheSize=256m",
 )
 
+#: Spark's name for them. What the settings have here is added to ours.
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
 SPARK_PROPERTIES = {
     "spark.app.name": "duetime",
     # Kafka's batch source and sink in their second version: the first takes every row apart into
@@ -86,15 +89,17 @@ def spark_session(settings: Settings, jars: Sequence[Path] = ()) -> SparkSession
     master, first of all) is left as it is.
     """
     conf = _conf_from_outside()
+    own = dict(settings.spark_properties)
+    java_options = own.pop(JAVA_OPTIONS, "")
     if not conf.contains("spark.master"):
         conf.setMaster(f"local[{LOCAL_THREADS}]")
         conf.set("spark.driver.memory", settings.driver_memory)
-        conf.set("spark.driver.extraJavaOptions", " ".join(_jvm_options(settings)))
+        conf.set(JAVA_OPTIONS, " ".join((*_jvm_options(settings), java_options)))
         if jars:
             conf.set("spark.jars", ",".join(str(jar) for jar in jars))
     for name, value in SPARK_PROPERTIES.items():
         conf.setIfMissing(name, value)
-    conf.setAll(list(settings.spark_properties.items()))
+    conf.setAll(list(own.items()))
     start_jvm(conf)
     return SparkSession.builder.config(conf=conf).getOrCreate()
 
