@@ -40,7 +40,8 @@ def test_the_pipeline_gets_the_connector_and_nothing_that_pyspark_ships():
     ours = {jar.name for jar in jars.pipeline_jars()}
     assert any(name.startswith("spark-sql-kafka-0-10_2.13-") for name in ours)
     assert any(name.startswith("kafka-clients-") for name in ours)
-    assert len(ours) == 4
+    assert any(name.startswith("jna-") for name in ours)
+    assert len(ours) == 5
     assert not ours & shipped
 
 

@@ -24,6 +24,7 @@ from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
 from duetime.local.process import GuardedProcess
 from duetime.message import WAITING_HEADERS, MessageId
+from duetime.pipeline.faults import Point
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -41,11 +42,13 @@ def live(down, tmp_path_factory):
 
 
 @contextmanager
-def running(live, directory):
+def running(live, directory, **environment):
     """A started `duetime run`, ended hard unless it has ended before; or when these tests are."""
     command = [sys.executable, "-m", "duetime", "run", "--config", written(live, directory)]
     output = directory / f"log-{uuid.uuid4().hex[:8]}"
-    process = GuardedProcess.start(command, cwd=directory, env=os.environ, output=output)
+    process = GuardedProcess.start(
+        command, cwd=directory, env=os.environ | environment, output=output
+    )
     try:
         yield process
     finally:
@@ -154,6 +157,9 @@ def test_a_kill_loses_nothing_and_sends_nothing_twice(live, tmp_path):
         ids |= schedule(live, topic, 300, over_s=3)
         kill(process)
     ids |= schedule(live, topic, 50, over_s=1)
+    with running(live, tmp_path, DUETIME_FAULT=Point.RECOVER_SENT) as process:
+        # It is killed in the middle of recovering.
+        inbox.until(lambda: not process.running, "the fault")
     with running(live, tmp_path):
         complete(inbox, ids)
 

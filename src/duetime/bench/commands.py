@@ -48,12 +48,16 @@ def lateness(  # noqa: PLR0913 (a command's options)
     outbox: Annotated[
         bool, typer.Option("--outbox", help="To another cluster, a temporary one, by its outbox.")
     ] = False,
+    destinations: Annotated[int, typer.Option(min=1, help="Topics to deliver to.")] = 1,
+    missing: Annotated[int, typer.Option(min=0, help="How many of them do not exist.")] = 0,
     kafka: Kafka = None,
     as_json: AsJson = False,
 ) -> None:
     """How late messages come that go the whole way, through a warm pipeline."""
-    from duetime.bench.lateness import lateness as run  # noqa: PLC0415 (imports Spark)
+    from duetime.bench import lateness as bench  # noqa: PLC0415 (imports Spark)
 
+    if missing >= destinations:
+        raise typer.BadParameter("--missing must be less than --destinations")
     plan = LoadPlan(
         messages=max(1, round(rate * seconds)),
         rate=rate,
@@ -63,7 +67,8 @@ def lateness(  # noqa: PLR0913 (a command's options)
         cluster=OTHER if outbox else None,
     )
     with testbed_of_two(kafka) if outbox else testbed(kafka) as settings:
-        done = run(settings, plan, runs, warm_up)
+        targets = bench.Targets(destinations, missing)
+        done = bench.lateness(settings, plan, runs, warm_up, targets)
     # Counts are added up, and all other figures are medians.
     result = summed_up([each.figures() for each in done], summed=COUNTS)
     if timeline:
@@ -131,20 +136,24 @@ def crash(  # noqa: PLR0913 (a command's options)
     broker: Annotated[
         bool, typer.Option("--broker", help="Kill the temporary broker, not the pipeline.")
     ] = False,
+    backlog: Annotated[int, typer.Option(min=0, help="Messages that wait beside it.")] = 0,
     kafka: Kafka = None,
     as_json: AsJson = False,
 ) -> None:
     """Whether each message comes once, however often the pipeline or the broker is killed."""
     from duetime.bench import crash as runs  # noqa: PLC0415 (its parts import Spark)
+    from duetime.bench.backlog import fill_backlog  # noqa: PLC0415 (as above)
 
     if broker and kafka:
         raise typer.BadParameter("--broker kills a temporary one, and --kafka names yours")
     life_ms = parse_range(life)
     if broker:
         with own_testbed() as (settings, own):
+            fill_backlog(settings, backlog)
             crashes = runs.crash_broker(settings, own, kills, rate, life_ms)
     else:
         with testbed(kafka) as settings:
+            fill_backlog(settings, backlog)
             crashes = runs.crash(settings, kills, rate, life_ms)
     show("crash", crashes.figures(), as_json=as_json)
 

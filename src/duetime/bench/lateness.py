@@ -15,7 +15,7 @@ from duetime.bench.load import LoadPlan, Sent, start_load
 from duetime.bench.reader import read_arrivals
 from duetime.bench.report import Report, Second, report, timeline
 from duetime.bench.say import say
-from duetime.bench.testbed import create_destinations
+from duetime.bench.testbed import create_destinations, destination
 from duetime.config import Settings
 from duetime.local.jars import pipeline_jars
 from duetime.pipeline.runner import Pipeline
@@ -45,7 +45,26 @@ class Run:
         }
 
 
-def lateness(settings: Settings, plan: LoadPlan, runs: int, warm_up_s: float) -> list[Run]:
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """How many destinations the messages are for, in turn; some of which do not exist."""
+
+    topics: int = 1
+    missing: int = 0
+
+    def reached(self, sent: int) -> int:
+        """How many of so many messages have a destination: the missing ones are the last."""
+        rounds, more = divmod(sent, self.topics)
+        there = self.topics - self.missing
+        return rounds * there + min(more, there)
+
+
+ONE = Targets()
+
+
+def lateness(
+    settings: Settings, plan: LoadPlan, runs: int, warm_up_s: float, targets: Targets
+) -> list[Run]:
     """Send the plan through a warm pipeline, so many times, one after the other.
 
     A load of its kind goes first, for so long, and is not measured: the JVM goes on compiling for
@@ -54,8 +73,9 @@ def lateness(settings: Settings, plan: LoadPlan, runs: int, warm_up_s: float) ->
     with running_pipeline(settings):
         if warm_up_s:
             before = round(plan.rate * warm_up_s)
-            deliver(settings, replace(plan, messages=before, label="before"), "before")
-        return [run_once(settings, plan, f"run-{number}") for number in range(1, runs + 1)]
+            deliver(settings, replace(plan, messages=before, label="before"), "before", targets)
+        names = [f"run-{number}" for number in range(1, runs + 1)]
+        return [run_once(settings, plan, name, targets) for name in names]
 
 
 @contextmanager
@@ -70,25 +90,34 @@ def running_pipeline(settings: Settings) -> Iterator[Pipeline]:
         watching.join()
 
 
-def run_once(settings: Settings, plan: LoadPlan, name: str) -> Run:
-    """Send the plan to a new destination, wait until all of it came, and read it there."""
-    topic, sent = deliver(settings, plan, name)
-    arrivals = read_arrivals(_there(settings, plan), [topic])
+def run_once(settings: Settings, plan: LoadPlan, name: str, targets: Targets) -> Run:
+    """Send the plan to new destinations, wait until all of it came, and read it there."""
+    topics, sent = deliver(settings, plan, name, targets)
+    arrivals = read_arrivals(_there(settings, plan), topics)
     return Run(sent=sent, report=report(arrivals, sent.sent), seconds=timeline(arrivals))
 
 
-def deliver(settings: Settings, plan: LoadPlan, name: str) -> tuple[str, Sent]:
-    """Send the plan to a new destination; returns when all of it came, or should have long ago."""
-    (topic,) = create_destinations(settings, [name], cluster=plan.cluster)
+def deliver(
+    settings: Settings, plan: LoadPlan, name: str, targets: Targets = ONE
+) -> tuple[list[str], Sent]:
+    """Send the plan to new destinations; returns when all of it came, or should have long ago.
+
+    `sent` counts what is for a destination that exists.
+    """
+    names = [f"{name}-{number}" for number in range(targets.topics)]
+    there = names[: targets.topics - targets.missing]
+    topics = create_destinations(settings, there, cluster=plan.cluster)
     # The pipeline looks for new topics every second; what it does not know is tried again later.
     time.sleep(KNOWN_S)
-    say(f"sending {plan.messages:,} messages to {topic} ...")
-    with start_load(settings, replace(plan, destinations=(topic,))) as load:
+    say(f"sending {plan.messages:,} messages to {topics[0]} ...")
+    nowhere = [destination(settings, each) for each in names[len(there) :]]
+    with start_load(settings, replace(plan, destinations=(*topics, *nowhere))) as load:
         sent = load.wait()
+    sent = replace(sent, sent=targets.reached(sent.sent))
     left_s = sent.last_due_ms / 1_000 - time.time()
-    if not Appends(_there(settings, plan), [topic]).wait_for(sent.sent, left_s + PATIENCE_S):
+    if not Appends(_there(settings, plan), topics).wait_for(sent.sent, left_s + PATIENCE_S):
         say(f"not all came within {PATIENCE_S:.0f} s of their time")
-    return topic, sent
+    return topics, sent
 
 
 def _there(settings: Settings, plan: LoadPlan) -> Settings:

@@ -1,8 +1,8 @@
 """`duetime bench pending`: what millions of waiting messages cost the driver, and punctuality.
 
-The same steady load twice through one pipeline: first with nothing waiting, then with the backlog,
-which the load generator writes straight into the slots of the wheel. What came is read at the
-end, so that reading does not grow the process that is measured.
+The same steady load three times through one pipeline: to get warm, with nothing waiting, and with
+the backlog, which the load generator writes straight into the slots of the wheel. What came is read
+at the end, so that reading does not grow the process that is measured.
 """
 
 import os
@@ -11,17 +11,12 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
+from duetime.bench.backlog import fill_backlog
 from duetime.bench.lateness import deliver, running_pipeline
 from duetime.bench.load import LoadPlan
-from duetime.bench.records import Shape
 from duetime.bench.report import Report, measure
-from duetime.bench.testbed import create_destinations
-from duetime.bench.throughput import fill
 from duetime.config import Settings
 from duetime.pipeline.jvm import jvm_pid
-
-#: When the backlog is due, in ms after it is written: past the end of the benchmark, up to 30 days.
-BACKLOG_DELAY_MS = (10 * 60_000, 30 * 24 * 3_600_000)
 
 #: The steady load beside it.
 RATE = 1_000
@@ -54,16 +49,18 @@ def pending(settings: Settings, messages: int, seconds: int, value_bytes: int) -
     """Deliver at a steady rate without and with a backlog of so many messages."""
     steady = LoadPlan(messages=RATE * seconds, rate=RATE, delay_ms=DELAY_MS, destinations=())
     with running_pipeline(settings) as pipeline:
+        # A JVM goes on growing for some minutes after it is ready.
+        deliver(settings, steady, "before")
         without, sent_without = deliver(settings, steady, "without")
         before = driver_rss_mb(pipeline.spark)
-        fill(settings, _backlog(settings, messages, value_bytes))
+        fill_backlog(settings, messages, value_bytes)
         beside, sent_beside = deliver(settings, steady, "with")
         after = driver_rss_mb(pipeline.spark)
     return Cost(
         rss_mb_before=before,
         rss_mb_after=after,
-        without=measure(settings, [without], sent_without.sent),
-        with_backlog=measure(settings, [beside], sent_beside.sent),
+        without=measure(settings, without, sent_without.sent),
+        with_backlog=measure(settings, beside, sent_beside.sent),
     )
 
 
@@ -77,15 +74,3 @@ def driver_rss_mb(spark: SparkSession) -> int:
         text=True,
     )
     return sum(int(kib) for kib in listing.stdout.split()) * 1_024 // 1_000_000
-
-
-def _backlog(settings: Settings, messages: int, value_bytes: int) -> LoadPlan:
-    (topic,) = create_destinations(settings, ["backlog"])
-    return LoadPlan(
-        messages=messages,
-        rate=0,
-        delay_ms=BACKLOG_DELAY_MS,
-        destinations=(topic,),
-        value_bytes=value_bytes,
-        shape=Shape.WAITING,
-    )

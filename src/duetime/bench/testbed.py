@@ -26,6 +26,9 @@ TIMEOUT_S = 60.0
 #: What the other cluster is called, where there are two.
 OTHER = "other"
 
+#: What is to be missing stays so.
+BROKER = {"auto.create.topics.enable": "false"}
+
 #: How long to wait before looking again, in seconds.
 LOOK_S = 0.05
 
@@ -52,7 +55,7 @@ def testbed(kafka: str | None, **others: Any) -> Iterator[Settings]:  # noqa: AN
 @contextmanager
 def own_testbed(**others: Any) -> Iterator[tuple[Settings, LocalBroker]]:  # noqa: ANN401 (any setting)
     """The same on a temporary broker, for who wants to harm it."""
-    with _scratch() as scratch, LocalBroker(scratch / "broker") as broker:
+    with _scratch() as scratch, LocalBroker(scratch / "broker", properties=BROKER) as broker:
         settings = load_settings(
             bootstrap=broker.bootstrap,
             security_protocol="PLAINTEXT",

@@ -30,6 +30,7 @@ from duetime.message import (
     WAITING_HEADERS,
 )
 from duetime.pipeline.destinations import Destinations
+from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.kafka import write_batch
 from duetime.pipeline.routing import (
     Routes,
@@ -68,6 +69,7 @@ def failures(
         again, last = last in (None, number), number
         left = written.without(identified(batch), found) if again else batch
         write_batch(judged(left, settings), settings, "failures")
+        reach(Point.FAILURES_SENT)
 
     return handle
 

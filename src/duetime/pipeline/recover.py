@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from duetime.columns import message_id, now_ms
 from duetime.config import Settings
+from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.intake import Intake, asks_to_cancel, intake_records
 from duetime.pipeline.kafka import handle_what_is_there, write_batch
 from duetime.pipeline.lanes import lane_records, looked_at_again
@@ -36,6 +37,7 @@ def recover_intake(
             # Reading back takes a while.
             heard = _without_cancelled(left, asked, settings).withColumn("now", now_ms())
             write_batch(intake.routed(heard), settings, "recover")
+            reach(Point.RECOVER_SENT)
 
     handle_what_is_there(intake_records(spark, settings), handle, settings, "intake")
 

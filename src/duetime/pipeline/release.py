@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from duetime.clock import Clock
 from duetime.config import Settings
+from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.kafka import DELIVERY_TIMEOUT_S
 from duetime.stores import OffsetRange, Store
 from duetime.wheel import Slot, Wheel
@@ -141,7 +142,9 @@ class Release:
         """A crash before settling repeats the turn, which leaves out then what it has written."""
         try:
             self._store.begin(ranges, self._clock.now_ms())
+            reach(Point.TURN_BEGUN)
             self._turn(ranges)
+            reach(Point.TURN_SENT)
             self._store.settle(ranges)
         except Exception:
             log.exception("turn failed; rescue repeats it: %s", ranges)

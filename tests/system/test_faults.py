@@ -1,0 +1,42 @@
+"""Where a crash is at its worst: between two steps. Each message goes on from there, once."""
+
+from datetime import timedelta
+
+import pytest
+from tests.system.conftest import PATIENCE_S
+
+from duetime.pipeline.faults import Point, armed
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+
+def test_a_turn_that_fails_before_or_after_it_has_sent_is_repeated_without_what_is_sent(
+    live, sender
+):
+    topic = live.topic()
+    inbox = live.inbox(topic)
+    with armed(Point.TURN_BEGUN) as begun, armed(Point.TURN_SENT) as sent:
+        step = timedelta(milliseconds=200)
+        delays = [timedelta(seconds=6) + number * step for number in range(20)]
+        ids = [sender.produce(topic, "x", in_=delay) for delay in delays]
+        sender.flush()
+        assert begun.wait(PATIENCE_S)
+        assert sent.wait(PATIENCE_S)
+    inbox.until(lambda: {each.id for each in inbox.arrived} >= set(ids), "all")
+    # Whatever is repeated is repeated in one turn: a later one comes behind it.
+    last = sender.produce(topic, "x", in_=timedelta(seconds=5))
+    arrived = inbox.until_id(last)
+    assert sorted(each.id for each in arrived) == sorted([*ids, last])
+
+
+def test_what_became_of_failures_is_not_done_again(live, sender):
+    dead = live.inbox(live.names.dead)
+    topic = live.topic()
+    with armed(Point.FAILURES_SENT) as failed:
+        first = sender.produce(topic, "x", partition=99, in_=timedelta(0))
+        sender.flush()
+        assert failed.wait(PATIENCE_S)
+    dead.until_id(first)
+    second = sender.produce(topic, "x", partition=99, in_=timedelta(0))
+    arrived = [each.id for each in dead.until_id(second)]
+    assert arrived.count(first) == 1
