@@ -91,7 +91,8 @@ def spark_session(settings: Settings, jars: Sequence[Path] = ()) -> SparkSession
     conf = _conf_from_outside()
     own = dict(settings.spark_properties)
     java_options = own.pop(JAVA_OPTIONS, "")
-    if not conf.contains("spark.master"):
+    is_submitted = conf.contains("spark.master")
+    if not is_submitted:
         conf.setMaster(f"local[{LOCAL_THREADS}]")
         conf.set("spark.driver.memory", settings.driver_memory)
         conf.set(JAVA_OPTIONS, " ".join((*_jvm_options(settings), java_options)))
@@ -101,7 +102,11 @@ def spark_session(settings: Settings, jars: Sequence[Path] = ()) -> SparkSession
         conf.setIfMissing(name, value)
     conf.setAll(list(own.items()))
     start_jvm(conf)
-    return SparkSession.builder.config(conf=conf).getOrCreate()
+    session = SparkSession.builder.config(conf=conf).getOrCreate()
+    if is_submitted:
+        # Its log was set up by whoever started the JVM, and tells of every second.
+        session.sparkContext.setLogLevel("ERROR")
+    return session
 
 
 def _conf_from_outside() -> SparkConf:
