@@ -15,6 +15,9 @@ line and in metrics, and a `detail`: one sentence that says what is wrong and wh
 
 from enum import StrEnum
 
+#: How much of a failure in Java is told, in characters.
+WORDS = 400
+
 
 class Reason(StrEnum):
     """Why a record was refused or could not be delivered: the value of its `due-error` header."""
@@ -99,3 +102,9 @@ class InvalidMessage(DuetimeError, ValueError):
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
+
+
+def words(error: BaseException) -> str:
+    """A failure in its own words, in one line and without Java's trace."""
+    told = " ".join(str(error).partition("\n\tat ")[0].split())
+    return told[:WORDS] or type(error).__name__

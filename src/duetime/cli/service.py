@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Protocol, Self
 
-from duetime.errors import DuetimeError
+from duetime.errors import DuetimeError, words
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,6 @@ STOP_STARTING_S = 3.0
 
 #: How often the main thread looks around while it waits, in seconds.
 LOOK_S = 0.5
-
-#: How much of a failure in Java is told, in characters.
-WORDS = 400
 
 #: Exit code of a program that Ctrl-C ended.
 INTERRUPTED = 130
@@ -130,8 +127,7 @@ class Service:
 
 def _named(error: Exception) -> DuetimeError:
     """The failure in words, taken down while the JVM that knows them is there."""
-    words = " ".join(str(error).partition("\n\tat ")[0].split())[:WORDS]
-    return DuetimeError(f"the pipeline failed ({words}): run it with --verbose to see where")
+    return DuetimeError(f"the pipeline failed ({words(error)}): run it with --verbose to see where")
 
 
 def end_spark(*, kill: bool = False) -> None:

@@ -8,6 +8,7 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from duetime.config import Settings
 from duetime.connection import spark_properties
+from duetime.errors import DuetimeError, words
 from duetime.stores import OffsetRange
 from duetime.topics import OVERHEAD_BYTES
 
@@ -145,7 +146,16 @@ def _batches(
     records: DataFrame, handle: Callable[[DataFrame, int], None], settings: Settings, name: str
 ) -> DataStreamWriter:
     checkpoint = f"{settings.checkpoint}/{name}"
-    return records.writeStream.foreachBatch(handle).option("checkpointLocation", checkpoint)
+
+    def briefly(batch: DataFrame, number: int) -> None:
+        try:
+            handle(batch, number)
+        except Exception as error:  # noqa: BLE001 (whatever it was, it is told)
+            # Spark searches what it is told for an interruption, with a pattern that overflows the
+            # stack over the length of a trace, and with that the query's thread.
+            raise DuetimeError(words(error)) from None
+
+    return records.writeStream.foreachBatch(briefly).option("checkpointLocation", checkpoint)
 
 
 def write_batch(rows: DataFrame, settings: Settings, name: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming import StreamingQuery
 
-from duetime.errors import DuetimeError
+from duetime.errors import DuetimeError, words
 from duetime.pipeline.kafka import DELIVERY_TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -101,18 +101,11 @@ def _put_off(running: Running, failed: Exception) -> None:
     pause_s = min(RESTART_S * 2**running.failures, MOST_RESTART_S)
     running.restart_s = time.monotonic() + pause_s
     running.failures += 1
-    log.error(
-        "query failed query=%s restart_s=%.0f error=%s", running.name, pause_s, _first_line(failed)
-    )
+    log.error("query failed query=%s restart_s=%.0f error=%s", running.name, pause_s, words(failed))
 
 
 def _stopped(query: StreamingQuery) -> None:
     try:
         query.stop()
     except PySparkException as error:
-        log.warning("query did not stop in time query=%s error=%s", query.name, _first_line(error))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+        log.warning("query did not stop in time query=%s error=%s", query.name, words(error))
