@@ -1,0 +1,318 @@
+"""A consumer of delayed topics, with confluent-kafka's manners and no Spark.
+
+with DelayedConsumer({"bootstrap.servers": "127.0.0.1:9092", "group.id": "shop"}) as consumer:
+    consumer.subscribe(["orders"])
+    while message := consumer.poll():
+        handle(message.value())
+
+Two ways into the log: a member of the group reads the ends of its partitions, each record once, and
+readers without a group fetch what was not kept. What is committed is the offset of the first record
+that is not delivered, with the cursor as its metadata: other tools see a group like any other.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any, Self
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from duetime.clock import Clock, SystemClock
+from duetime.delayed.log import Place
+from duetime.delayed.message import DelayedMessage
+from duetime.delayed.opening import Opening
+from duetime.delayed.options import ConsumerOptions
+from duetime.delayed.partition import DelayedPartition, Due, Position
+from duetime.delayed.putting_off import PuttingOff
+from duetime.errors import KafkaError
+
+log = logging.getLogger(__name__)
+
+#: Called with the consumer and the partitions, as confluent-kafka does.
+OnRebalance = Callable[["DelayedConsumer", list[TopicPartition]], None]
+
+#: How many records of one partition are taken at a time, so that none starves another.
+AT_ONCE = 200
+
+#: How many records are read from the client at a time.
+BATCH = 1_000
+
+#: The longest wait in one go, in seconds.
+WAIT_S = 1.0
+
+#: How long the broker may take to answer, in seconds.
+TIMEOUT_S = 20.0
+
+NO_NOTES: Mapping[Place, str] = MappingProxyType({})
+
+#: Only the partitions that move are opened anew, and not all of them whenever a member comes.
+COOPERATIVE = "cooperative-sticky"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """What a consumer has, and has met, in the partitions that it has now."""
+
+    index_bytes: int
+    index_entries: int
+    kept_bytes: int
+    #: Records that were read from the log once more, because they were not kept.
+    read_again: int
+    #: Records that retention has removed before they were delivered.
+    removed: int
+
+
+class DelayedConsumer:
+    """Returns each record at or after its time, by (deliverAfter, offset) in each partition.
+
+    `properties` are librdkafka's, and ours, which begin with `delayed.` (docs/delayed-topics.md).
+    Not thread-safe. Errors of the cluster are raised as KafkaError; polling may go on after one.
+    """
+
+    def __init__(self, properties: Mapping[str, Any], *, clock: Clock | None = None) -> None:
+        self._options = options = ConsumerOptions.of(properties)
+        self._clock = clock or SystemClock()
+        self._opening = Opening(options)
+        self._putting_off = PuttingOff(options)
+        self._partitions: dict[Place, DelayedPartition] = {}
+        self._is_whole = True
+        self._ready: deque[tuple[DelayedPartition, Due]] = deque()
+        self._commit_ms = self._clock.now_ms() + options.auto_commit_ms
+        self._is_cooperative = "cooperative" in str(
+            options.librdkafka.get("partition.assignment.strategy", COOPERATIVE)
+        )
+        self._consumer = Consumer(
+            {"partition.assignment.strategy": COOPERATIVE}
+            | dict(options.librdkafka)
+            | {
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "earliest",
+            }
+        )
+
+    def subscribe(
+        self,
+        topics: Sequence[str],
+        on_assign: OnRebalance | None = None,
+        on_revoke: OnRebalance | None = None,
+        on_lost: OnRebalance | None = None,
+    ) -> None:
+        """Read these topics, sharing their partitions with the group."""
+
+        def assign(_: Consumer, partitions: list[TopicPartition]) -> None:
+            self._assign(partitions)
+            _call(on_assign, self, partitions)
+
+        def revoke(_: Consumer, partitions: list[TopicPartition]) -> None:
+            if self._options.auto_commit:
+                self.commit(asynchronous=False)
+            _call(on_revoke, self, partitions)
+            self._unassign(partitions)
+
+        def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
+            _call(on_lost or on_revoke, self, partitions)
+            self._unassign(partitions)
+
+        self._consumer.subscribe(list(topics), on_assign=assign, on_revoke=revoke, on_lost=lost)
+
+    def poll(self, timeout: float = -1) -> DelayedMessage | None:
+        """The next record whose time has come, or None after so many seconds; -1 is for ever.
+
+        Raises KafkaError.
+        """
+        if not self._is_whole:
+            raise KafkaError(
+                "a partition could not be opened: close this consumer, and open another"
+            )
+        self._commit_now_and_then()
+        begun_ms = self._clock.now_ms()
+        until_ms = None if timeout < 0 else begun_ms + int(timeout * 1_000)
+        while not self._ready:
+            self._read(0)
+            now_ms = self._clock.now_ms()
+            self._take(now_ms)
+            if self._ready:
+                break
+            if until_ms is not None and now_ms >= until_ms:
+                return None
+            self._read(self._wait_s(now_ms, until_ms))
+        return self._next()
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[DelayedMessage]:
+        """Up to so many records: what is due by the time that the first one is, or none."""
+        found = [self.poll(timeout)]
+        while found[-1] is not None and len(found) < num_messages:
+            found.append(self.poll(0))
+        return [each for each in found if each is not None]
+
+    def commit(
+        self,
+        message: DelayedMessage | None = None,
+        *,
+        asynchronous: bool = True,
+        notes: Mapping[Place, str] = NO_NOTES,
+    ) -> None:
+        """Commit what was returned so far, or up to this message; and what was put off.
+
+        A note of yours is kept with a partition, until there is another one: see `notes`. Not
+        waited for if it is asynchronous, except for what was put off. Raises KafkaError.
+        """
+        self._putting_off.flush()
+        moved = {}
+        for partition in self._partitions.values():
+            if message is None or message.source is partition:
+                position = partition.to_commit(
+                    message.due if message else None, notes.get(partition.place)
+                )
+                if position is not None:
+                    moved[partition] = position
+        if moved:
+            self._commit(moved, asynchronous=asynchronous)
+
+    def notes(self) -> dict[Place, str]:
+        """What was noted with the last commits."""
+        return {place: each.note for place, each in self._partitions.items()}
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions that this consumer has now."""
+        return [TopicPartition(*place) for place in self._partitions]
+
+    def metrics(self) -> Metrics:
+        """Figures of the partitions that this consumer has now."""
+        partitions = self._partitions.values()
+        return Metrics(
+            index_bytes=sum(each.index.nbytes for each in partitions),
+            index_entries=sum(each.index.count for each in partitions),
+            kept_bytes=self._opening.room.used_bytes,
+            read_again=sum(each.payloads.read_again for each in partitions),
+            removed=sum(each.payloads.removed for each in partitions),
+        )
+
+    def close(self) -> None:
+        """Commit, if that is automatic, and leave the group. Safe to repeat."""
+        try:
+            if self._options.auto_commit:
+                self.commit(asynchronous=False)
+            self._putting_off.flush()
+        finally:
+            self._consumer.close()
+            self._let_go(list(self._partitions))
+            self._opening.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _commit(
+        self, positions: Mapping[DelayedPartition, Position], *, asynchronous: bool
+    ) -> None:
+        offsets = [
+            TopicPartition(*partition.place, at.offset, metadata=at.metadata)
+            for partition, at in positions.items()
+        ]
+        try:
+            if asynchronous:
+                self._consumer.commit(offsets=offsets)
+            else:
+                _check(self._consumer.commit(offsets=offsets, asynchronous=False))
+        except KafkaException as error:
+            raise _refused("commit", error) from error
+        for partition, at in positions.items():
+            partition.committed(at)
+
+    def _next(self) -> DelayedMessage:
+        partition, due = self._ready.popleft()
+        partition.returned(due)
+        return DelayedMessage(due, partition, self._put_off)
+
+    def _put_off(self, message: DelayedMessage, retry_in: timedelta | None) -> None:
+        self._putting_off.put_off(message.due.record, retry_in, self._clock.now_ms())
+
+    def _take(self, now_ms: int) -> None:
+        for partition in self._partitions.values():
+            if partition.index.next_ms() <= now_ms:
+                for due in partition.take(now_ms, AT_ONCE):
+                    self._ready.append((partition, due))
+
+    def _wait_s(self, now_ms: int, until_ms: int | None) -> float:
+        times = [each.index.next_ms() for each in self._partitions.values()]
+        wait_ms = min([*times, now_ms + int(WAIT_S * 1_000)]) - now_ms
+        if until_ms is not None:
+            wait_ms = min(wait_ms, until_ms - now_ms)
+        # Half a ms more: the client cuts what it is given to whole ms.
+        return (max(wait_ms, 0) + 0.5) / 1_000
+
+    def _read(self, wait_s: float) -> None:
+        """Tell the indexes what their logs have got. Rebalances happen in here."""
+        first = self._consumer.poll(wait_s)
+        if first is None:
+            return
+        records: dict[Place, list[Message]] = {}
+        for record in (first, *self._consumer.consume(BATCH, 0)):
+            error = record.error()
+            if error is not None:
+                raise KafkaError(f"delayed topics cannot be read ({error.str()}): is Kafka well?")
+            records.setdefault((record.topic() or "", record.partition() or 0), []).append(record)
+        now_ms = self._clock.now_ms()
+        for place, found in records.items():
+            if place in self._partitions:
+                self._partitions[place].append(found, now_ms)
+
+    def _assign(self, partitions: list[TopicPartition]) -> None:
+        # Until this is done: a partition that could not be opened would be passed over.
+        self._is_whole = False
+        try:
+            committed = self._consumer.committed(partitions, timeout=TIMEOUT_S)
+        except KafkaException as error:
+            raise _refused("tell what is committed", error) from error
+        now_ms = self._clock.now_ms()
+        opened = [self._opening.open(each, now_ms) for each in committed]
+        self._partitions |= {each.place: each for each in opened}
+        ends = [TopicPartition(*each.place, each.index.end) for each in opened]
+        if self._is_cooperative:
+            self._consumer.incremental_assign(ends)
+        else:
+            self._consumer.assign(ends)
+        self._is_whole = True
+
+    def _unassign(self, partitions: list[TopicPartition]) -> None:
+        self._let_go((each.topic, each.partition) for each in partitions)
+        if self._is_cooperative:
+            self._consumer.incremental_unassign(partitions)
+        else:
+            self._consumer.unassign()
+
+    def _let_go(self, places: Iterable[Place]) -> None:
+        gone = [self._partitions.pop(each) for each in places if each in self._partitions]
+        self._ready = deque(each for each in self._ready if each[0] not in gone)
+        for each in gone:
+            each.close()
+
+    def _commit_now_and_then(self) -> None:
+        now_ms = self._clock.now_ms()
+        if self._options.auto_commit and now_ms >= self._commit_ms:
+            self._commit_ms = now_ms + self._options.auto_commit_ms
+            self.commit()
+
+
+def _call(
+    callback: OnRebalance | None, consumer: DelayedConsumer, partitions: list[TopicPartition]
+) -> None:
+    if callback is not None:
+        callback(consumer, partitions)
+
+
+def _check(answers: Iterable[TopicPartition]) -> None:
+    for each in answers:
+        if each.error is not None:
+            raise KafkaError(f"Kafka did not commit ({each.error.str()}): has the group changed?")
+
+
+def _refused(what: str, error: KafkaException) -> KafkaError:
+    return KafkaError(f"Kafka did not {what} ({error.args[0].str()}): is the broker up?")

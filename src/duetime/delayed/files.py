@@ -1,0 +1,139 @@
+"""Closed segments as Parquet files: `<location>/<group>/<topic>-<its id>/<partition>/...`.
+
+On a disk, or in an object store that Arrow knows (s3://, gs://, hdfs://). A file is a copy of what
+the log says, and may be missing or damaged: its checksums tell, and the log is read instead.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from duetime.delayed.entries import ENTRY, Entries
+from duetime.delayed.segments import Closed
+
+log = logging.getLogger(__name__)
+
+#: What a file is called: 20 digits are enough for any offset, and sort as text.
+NAME = "{start:020d}-{end:020d}.parquet"
+
+SCHEMA = pa.schema([(name, pa.int64()) for name in ENTRY.names or ()])
+
+#: What can be wrong with a file or its place.
+DAMAGED = (OSError, ValueError, KeyError, pa.ArrowException)
+
+
+class SegmentLost(Exception):
+    """A file that was there before cannot be read: its stretch of the log has to be read again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFiles:
+    """The files of one partition, of one group: another's retries are not in its index.
+
+    The topic's id tells it from an earlier one of its name.
+    """
+
+    location: str
+    group: str
+    topic: str
+    topic_id: str
+    partition: int
+
+    def write(self, segment: Closed) -> None:
+        """Write it down. What cannot be written is told, and stays in memory."""
+        columns = {name: pa.array(segment.entries[name]) for name in SCHEMA.names}
+        system, directory = self._place()
+        path = f"{directory}/{NAME.format(start=segment.start, end=segment.end)}"
+        try:
+            system.create_dir(directory, recursive=True)
+            pq.write_table(
+                pa.table(columns, schema=SCHEMA), path, filesystem=system, write_page_checksum=True
+            )
+        except DAMAGED as error:
+            log.warning("segment stays in memory file=%s error=%s", path, error)
+            return
+        segment.load = partial(_loaded, system, path)
+
+    def segments(self, first: int) -> Iterator[Closed]:
+        """Those that reach beyond this offset, in order; others, and damaged ones, are removed."""
+        system, directory = self._place()
+        selector = fs.FileSelector(directory, allow_not_found=True)
+        for path in sorted(each.path for each in system.get_file_info(selector)):
+            segment = _opened(system, path)
+            if segment is None or segment.end <= first:
+                _remove(system, path)
+            else:
+                yield segment
+
+    def remove(self, segment: Closed) -> None:
+        """Remove its file. Safe to repeat."""
+        system, directory = self._place()
+        _remove(system, f"{directory}/{NAME.format(start=segment.start, end=segment.end)}")
+
+    def _place(self) -> tuple[fs.FileSystem, str]:
+        system, root = _system(self.location)
+        group = quote(self.group, safe="")
+        return system, f"{root}/{group}/{self.topic}-{self.topic_id}/{self.partition}"
+
+
+def _system(location: str) -> tuple[fs.FileSystem, str]:
+    if "://" in location:
+        system, root = fs.FileSystem.from_uri(location)
+        return system, root
+    return fs.LocalFileSystem(), str(Path(location).absolute())
+
+
+def _opened(system: fs.FileSystem, path: str) -> Closed | None:
+    """The segment in this file, read to see that it is whole; None where it is not."""
+    try:
+        start, end = (int(part) for part in Path(path).stem.split("-"))
+        entries = _read(system, path)
+        times, offsets = entries["deliver_after_ms"], entries["offset"]
+        if not entries.size or offsets.min() < start or offsets.max() >= end:
+            raise ValueError("it does not hold what its name says")
+    except DAMAGED as error:
+        log.warning("segment is read from the log again file=%s error=%s", path, error)
+        return None
+    return Closed(
+        start=start,
+        end=end,
+        count=entries.size,
+        first_ms=int(times[0]),
+        last_ms=int(times[-1]),
+        load=partial(_loaded, system, path),
+    )
+
+
+def _loaded(system: fs.FileSystem, path: str) -> Entries:
+    try:
+        return _read(system, path)
+    except DAMAGED as error:
+        raise SegmentLost(path) from error
+
+
+def _read(system: fs.FileSystem, path: str) -> Entries:
+    table = pq.read_table(path, filesystem=system, page_checksum_verification=True)
+    if not table.schema.equals(SCHEMA):
+        # The footer has no checksum.
+        raise ValueError(f"its columns are {table.schema.names}, of {table.schema.types}")
+    entries = np.empty(table.num_rows, ENTRY)
+    for name in SCHEMA.names:
+        entries[name] = table.column(name).to_numpy()
+    return entries
+
+
+def _remove(system: fs.FileSystem, path: str) -> None:
+    try:
+        system.delete_file(path)
+    except FileNotFoundError:
+        return
+    except DAMAGED as error:
+        log.warning("segment's file stays file=%s error=%s", path, error)

@@ -1,0 +1,235 @@
+"""The sending side of a visible topic: what goes there, elsewhere, or was there already."""
+
+import re
+from collections.abc import Sequence
+from itertools import chain
+from typing import Self
+
+import confluent_kafka
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import Message, TopicPartition
+
+from duetime.config import Settings
+from duetime.connection import librdkafka_properties
+from duetime.delayed.consumer import DelayedConsumer
+from duetime.delayed.log import DIGITS, LogReader, Place, delay_ms, deliver_after_ms
+from duetime.delayed.message import DelayedMessage
+from duetime.errors import KafkaError, Reason
+from duetime.message import (
+    DELIVER_AFTER_MS,
+    DUE_AT_MS,
+    DUE_ERROR,
+    DUE_ERROR_DETAIL,
+    DUE_ERROR_SOURCE,
+    DUE_ID,
+    DUE_PARTITION,
+    DUE_STATE,
+    DUE_TOPIC,
+    LATEST_MS,
+    WAITING_HEADERS,
+    MessageId,
+)
+from duetime.outgoing import Header
+from duetime.stores.records import headers_of
+from duetime.topics import OVERHEAD_BYTES, TopicNames, visible
+
+#: How long a flush may take, in seconds: longer than the producer tries.
+FLUSH_S = 30.0
+
+#: Why Kafka does not take a record, and never will as things are: it takes the way of all failures.
+FINAL = {
+    BrokerError.UNKNOWN_TOPIC_OR_PART: Reason.UNKNOWN_TOPIC,
+    BrokerError._UNKNOWN_TOPIC: Reason.UNKNOWN_TOPIC,  # noqa: SLF001 (their public names)
+    BrokerError._UNKNOWN_PARTITION: Reason.NO_SUCH_PARTITION,  # noqa: SLF001
+    BrokerError.TOPIC_AUTHORIZATION_FAILED: Reason.NOT_AUTHORISED,
+    BrokerError.MSG_SIZE_TOO_LARGE: Reason.TOO_LARGE_FOR_TOPIC,
+    BrokerError.INVALID_RECORD: Reason.NO_KEY,
+}
+
+
+class Forwarding:
+    """Sends what is due, and knows what was sent before. Used by one thread."""
+
+    def __init__(self, settings: Settings, topic: str, timeout_ms: int) -> None:
+        self._names = TopicNames(settings)
+        self._longest_ms = settings.delayed_topics[topic].max_ms
+        self._from, self._to = topic, visible(settings)[topic]
+        properties = librdkafka_properties(settings)
+        self._reader = LogReader(properties)
+        self._producer = confluent_kafka.Producer(
+            properties
+            | {
+                "acks": "all",
+                # One after the other, whatever has to be tried again.
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                "delivery.timeout.ms": timeout_ms,
+                "message.max.bytes": settings.max_message_bytes + 4 * OVERHEAD_BYTES,
+                "topic.metadata.propagation.max.ms": 1_000,
+            }
+        )
+        #: Where the destination will go on, by the partition.
+        self._ends: dict[int, int] = {}
+        #: What was found there already, by the offset in the delayed topic.
+        self._found: dict[int, set[int]] = {}
+        self._broken: str | None = None
+
+    def begin(self, consumer: DelayedConsumer, places: Sequence[TopicPartition]) -> None:
+        """Read back what was sent after the last commit. Raises KafkaError."""
+        notes = consumer.notes()
+        for each in places:
+            start, end = notes.get((each.topic, each.partition), ""), self._end(each.partition)
+            begin = int(start) if start.isdecimal() else end
+            self._found[each.partition] = self._sent_since((self._to, each.partition), begin, end)
+            self._ends[each.partition] = begin
+        # Before the first record is sent it must be known where to read back from.
+        consumer.commit(asynchronous=False, notes=self._notes())
+
+    def forward(self, message: DelayedMessage) -> None:
+        """Send it to its destination, or say why not where that is told; not waited for."""
+        record, found = message.due.record, self._found.get(message.partition(), set())
+        if message.offset() in found:
+            found.remove(message.offset())
+        elif refused := self._refusal(record):
+            self._send(self._names.rejected, record, [*headers_of(record), *_said(record, refused)])
+        else:
+            own = [(DUE_AT_MS, _due(message)), (DUE_ID, str(self._id(message)).encode())]
+            self._send(self._to, record, [*own, *headers_of(record)], message.partition(), message)
+
+    def check(self) -> None:
+        """Raises KafkaError where it is not known whether something has arrived."""
+        self._producer.poll(0)
+        if self._broken:
+            raise KafkaError(f"what is visible is not known ({self._broken}): it is read back")
+
+    def commit(self, consumer: DelayedConsumer, *, wait: bool = False) -> None:
+        """Commit, once everything has arrived; or ask for it, and do not wait for the answer.
+
+        Raises KafkaError.
+        """
+        left = self._producer.flush(FLUSH_S)
+        self.check()
+        if left:
+            raise KafkaError(f"{left} records have not arrived in time: they are read back")
+        consumer.commit(asynchronous=not wait, notes=self._notes())
+
+    def hand_over(self, consumer: DelayedConsumer) -> None:
+        """Commit for whoever has the partitions next, who reads back what is not known."""
+        if not self._broken:
+            self.commit(consumer, wait=True)
+
+    def abandon(self) -> None:
+        """Others have the partitions: what was not sent yet is theirs."""
+        self._producer.purge()
+
+    def close(self) -> None:
+        """Send nothing more, and close the connections."""
+        self._producer.purge()
+        self._producer.flush(FLUSH_S)
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _notes(self) -> dict[Place, str]:
+        return {(self._from, partition): str(end) for partition, end in self._ends.items()}
+
+    def _end(self, partition: int) -> int:
+        # A destination that is not there yet has nothing to be read back.
+        return self._reader.bounds((self._to, partition))[1] if self._is_there(partition) else 0
+
+    def _is_there(self, partition: int) -> bool:
+        found = self._producer.list_topics(timeout=FLUSH_S).topics.get(self._to)
+        return found is not None and partition in found.partitions
+
+    def _sent_since(self, place: Place, start: int, end: int) -> set[int]:
+        """Offsets in the delayed topic of what is in this stretch of the destination."""
+        ours = re.compile(rf"[0-9a-f]{{12}}-@{re.escape(self._from)}\.{place[1]}\.([0-9]{{1,18}})")
+        records = chain.from_iterable(self._reader.batches(place, start, end))
+        names = (dict(headers_of(record)).get(DUE_ID) or b"" for record in records)
+        found = (ours.fullmatch(name.decode(errors="replace")) for name in names)
+        return {int(each[1]) for each in found if each}
+
+    def _refusal(self, record: Message) -> tuple[Reason, str] | None:
+        text = dict(headers_of(record)).get(DELIVER_AFTER_MS)
+        time_ms = deliver_after_ms(record, None)
+        if text is not None and not (text.isdigit() and len(text) <= DIGITS):
+            return Reason.BAD_DUE_TIME, "deliver-after-ms is no whole number of milliseconds"
+        if time_ms is not None and delay_ms(record, time_ms) > self._longest_ms:
+            return Reason.BEYOND_LIMIT, f"it waits for longer than {self._longest_ms} ms"
+        return None
+
+    def _id(self, message: DelayedMessage) -> MessageId:
+        place = f"@{self._from}.{message.partition()}.{message.offset()}"
+        return MessageId(due_ms=int(_due(message)), unique=place)
+
+    def _send(
+        self,
+        topic: str,
+        record: Message,
+        headers: list[Header],
+        partition: int = -1,
+        message: DelayedMessage | None = None,
+    ) -> None:
+        def report(error: confluent_kafka.KafkaError | None, sent: Message) -> None:
+            if error is None and message is not None:
+                at = message.partition()
+                self._ends[at] = max(self._ends.get(at, 0), (sent.offset() or 0) + 1)
+            elif error is not None:
+                self._failed(error, message)
+
+        while True:
+            try:
+                self._producer.produce(
+                    topic,
+                    value=record.value(),
+                    key=record.key(),
+                    headers=list(headers),
+                    partition=partition,
+                    on_delivery=report,
+                )
+            except BufferError:
+                self._producer.poll(0.1)
+            except confluent_kafka.KafkaException as error:
+                self._failed(error.args[0], message)
+                return
+            else:
+                return
+
+    def _failed(self, error: confluent_kafka.KafkaError, message: DelayedMessage | None) -> None:
+        why = FINAL.get(error.code())
+        if why is None or message is None:
+            self._broken = error.str()
+            return
+        record = message.due.record
+        waiting = {
+            DUE_TOPIC: self._to.encode(),
+            DUE_PARTITION: str(message.partition()).encode(),
+            DUE_STATE: str(record.timestamp()[1]).encode(),
+            DUE_AT_MS: _due(message),
+            DUE_ID: str(self._id(message)).encode(),
+        }
+        headers = [*((name, waiting[name]) for name in WAITING_HEADERS), *headers_of(record)]
+        detail = f"the visible topic does not take it: {error.str()}"
+        said = [(DUE_ERROR, str(why).encode()), (DUE_ERROR_DETAIL, detail.encode())]
+        self._send(self._names.failed, record, [*headers, *said])
+
+
+def _due(message: DelayedMessage) -> bytes:
+    """When it was due: what is to be delivered at once is due when it was appended."""
+    due_ms = message.deliver_after_ms or message.timestamp()[1]
+    # A sender may set any timestamp.
+    return str(min(max(due_ms, 0), LATEST_MS)).encode()
+
+
+def _said(record: Message, refusal: tuple[Reason, str]) -> list[Header]:
+    source = f"{record.topic()}/{record.partition()}/{record.offset()}"
+    reason, detail = refusal
+    return [
+        (DUE_ERROR, str(reason).encode()),
+        (DUE_ERROR_DETAIL, detail.encode()),
+        (DUE_ERROR_SOURCE, source.encode()),
+    ]

@@ -1,0 +1,100 @@
+"""Everything that waits in the wheel, as a DataFrame."""
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Window as W
+from pyspark.sql import functions as F
+
+from duetime.columns import HEADERS_TYPE, record_bytes, waiting_text
+from duetime.config import Settings, load_settings
+from duetime.errors import ConfigError
+from duetime.message import (
+    DUE_AT_MS,
+    DUE_ID,
+    DUE_PARTITION,
+    DUE_STATE,
+    DUE_TOPIC,
+    ID_PATTERN,
+    STATE,
+    WAITING_HEADERS,
+)
+from duetime.pipeline.kafka import read_ranges
+from duetime.stores.reader import WheelReader
+
+#: The columns of `pending`.
+PENDING = (
+    "id string, due timestamp, topic string, partition int, cluster string, key binary, "
+    f"headers {HEADERS_TYPE}, size int, value binary"
+)
+
+
+def pending(spark: SparkSession, settings: Settings | None = None) -> DataFrame:
+    """Everything that waits in the wheel, as it is now: id, due, topic, key, headers, size, value.
+
+    Cancelled messages are left out, and of those with one id all but one. `size` is that of key,
+    value and headers in bytes. A message that is tried again is due when its next try is. What is
+    delivered before the DataFrame is read is missing in it.
+
+    Raises ConfigError where messages wait in another store than Kafka, and KafkaError.
+    """
+    settings = settings or load_settings()
+    if settings.store_kind != "kafka":
+        raise ConfigError(
+            f"messages wait in {settings.store_kind}, and only what waits in Kafka is read as a "
+            "DataFrame: duetime pending --list --json lists it"
+        )
+    reader = WheelReader(settings)
+    try:
+        ranges = reader.ranges()
+    finally:
+        reader.close()
+    if not ranges:
+        return spark.createDataFrame([], PENDING)
+    return read_ranges(spark, settings, ranges, all_there=False).transform(waiting_messages)
+
+
+def waiting_messages(records: DataFrame) -> DataFrame:
+    """The messages among records of the wheel, each once. See `pending`."""
+    return records.transform(_ours).transform(_without_duplicates_and_cancelled).select(*_shown())
+
+
+def _ours(records: DataFrame) -> DataFrame:
+    """What has the shape of a record that waits, with its `id` and when it is due in `due_ms`."""
+    names = F.slice("headers", 1, len(WAITING_HEADERS))["key"]
+    of_shape = names == F.array(*map(F.lit, WAITING_HEADERS))
+    retry_ms = _of_state("retry").try_cast("bigint")
+    due_ms = F.coalesce(retry_ms, _waiting(DUE_AT_MS).try_cast("bigint"))
+    known = records.where(of_shape & _waiting(DUE_ID).rlike(ID_PATTERN))
+    return known.select("*", _waiting(DUE_ID).alias("id"), due_ms.alias("due_ms"))
+
+
+def _without_duplicates_and_cancelled(ours: DataFrame) -> DataFrame:
+    """Of the records with one id a cancel, if there is one, and else the first; then no cancels."""
+    # While a far slot is cascaded, a message is in two.
+    arrival = F.col("topic").desc(), "partition", "offset"
+    is_message = _waiting(DUE_TOPIC).isNotNull()
+    same = W.partitionBy("id", "due_ms").orderBy(is_message, *arrival)
+    first = ours.select("*", F.row_number().over(same).alias("nth")).where("nth = 1")
+    return first.where(is_message)
+
+
+def _shown() -> list[Column]:
+    sent = F.slice("headers", len(WAITING_HEADERS) + 1, F.size("headers"))
+    return [
+        F.col("id"),
+        F.timestamp_millis("due_ms").alias("due"),
+        _waiting(DUE_TOPIC).alias("topic"),
+        _waiting(DUE_PARTITION).try_cast("int").alias("partition"),
+        F.nullif(_of_state("cluster"), F.lit("")).alias("cluster"),
+        F.col("key"),
+        sent.alias("headers"),
+        record_bytes(F.col("key"), F.col("value"), sent).alias("size"),
+        F.col("value"),
+    ]
+
+
+def _waiting(name: str) -> Column:
+    return waiting_text(F.col("headers"), name)
+
+
+def _of_state(name: str) -> Column:
+    return F.split_part(_waiting(DUE_STATE), F.lit(":"), F.lit(STATE.index(name) + 1))

@@ -1,0 +1,99 @@
+"""Delayed topics of a test's own on the shared broker, and readers that are patient."""
+
+import time
+import uuid
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from duetime.clock import SystemClock
+from duetime.delayed import DelayedConsumer
+from duetime.message import DELIVER_AFTER_MS
+
+#: How long something may take on a busy machine, in seconds. Nothing waits for it in vain.
+PATIENCE_S = 60.0
+
+
+class DelayedTopic:
+    """A topic, and everything to try it with."""
+
+    def __init__(self, bootstrap, partitions=1, **config):
+        self.bootstrap = bootstrap
+        self.name = f"delayed_{uuid.uuid4().hex[:8]}"
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+        settings = {"message.timestamp.type": "LogAppendTime"} | config
+        topic = NewTopic(self.name, num_partitions=partitions, config=settings)
+        self.admin.create_topics([topic])[self.name].result()
+        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+
+    def send(self, deliver_after_ms, value, partition=0, key=None, headers=()):
+        """A record as any language may write it."""
+        own = [] if deliver_after_ms is None else [(DELIVER_AFTER_MS, str(deliver_after_ms))]
+        while True:
+            try:
+                self._producer.produce(
+                    self.name, value, key, partition=partition, headers=[*headers, *own]
+                )
+            except BufferError:
+                self._producer.poll(0.1)
+            else:
+                return
+
+    def add_partition(self, count):
+        """One more; returns once a producer knows of it."""
+        self.admin.create_partitions([NewPartitions(self.name, count)])[self.name].result()
+        until_s = time.monotonic() + PATIENCE_S
+        while len(self._producer.list_topics(self.name).topics[self.name].partitions) < count:
+            assert time.monotonic() < until_s
+
+    def flush(self):
+        assert self._producer.flush(PATIENCE_S) == 0
+
+    def remove_before(self, offset, partition=0):
+        """As retention would."""
+        (removed,) = self.admin.delete_records(
+            [TopicPartition(self.name, partition, offset)]
+        ).values()
+        removed.result()
+
+    def properties(self, group="g", **others):
+        ours = {"bootstrap.servers": self.bootstrap, "group.id": f"{group}-{self.name}"}
+        return ours | {name.replace("_", "."): value for name, value in others.items()}
+
+    def reader(self, group="g", **others):
+        consumer = DelayedConsumer(self.properties(group, **others))
+        consumer.subscribe([self.name])
+        return consumer
+
+
+@pytest.fixture
+def topic(broker):
+    return DelayedTopic(broker.bootstrap)
+
+
+@pytest.fixture
+def two_partitions(broker):
+    return DelayedTopic(broker.bootstrap, partitions=2)
+
+
+@pytest.fixture
+def now_ms():
+    return SystemClock().now_ms()
+
+
+def read(consumer, count):
+    """Wait for so many; none may be early."""
+    found = []
+    until_s = time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < until_s, f"only {len(found)} of {count} came"
+        message = consumer.poll(1)
+        if message is not None:
+            assert message.deliver_after_ms <= SystemClock().now_ms()
+            found.append(message)
+    return found
+
+
+def values(messages):
+    return [message.value().decode() for message in messages]

@@ -1,0 +1,282 @@
+"""The consumer on a real broker."""
+
+import json
+import secrets
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from tests.delayed.conftest import PATIENCE_S, DelayedTopic, read, values
+
+from duetime.delayed import DelayedConsumer
+from duetime.errors import ConfigError
+from duetime.message import DELIVER_AFTER_MS
+from duetime.metrics import DELAYED_REMOVED
+
+pytestmark = pytest.mark.system
+
+
+def test_records_come_at_their_time_in_its_order_and_equal_times_by_offset(topic, now_ms):
+    for delay_ms, value in ((900, "d"), (300, "a"), (600, "b"), (600, "c"), (300, "a2")):
+        topic.send(now_ms + delay_ms, value)
+    topic.flush()
+    with topic.reader() as consumer:
+        found = read(consumer, 5)
+    assert values(found) == ["a", "a2", "b", "c", "d"]
+    assert found[-1].deliver_after_ms == now_ms + 900
+
+
+def test_records_without_the_header_or_with_nonsense_in_it_come_at_once(topic, now_ms):
+    topic.send(now_ms + 500, "later")
+    topic.send(None, "plain", key=b"k", headers=[("a", b"b")])
+    topic.send("soon", "nonsense")
+    topic.flush()
+    with topic.reader() as consumer:
+        found = read(consumer, 3)
+    assert values(found) == ["plain", "nonsense", "later"]
+    assert (found[0].key(), found[0].headers()) == (b"k", [("a", b"b")])
+
+
+def test_a_late_record_is_returned_at_once(topic, now_ms):
+    topic.send(now_ms, "first")
+    topic.send(now_ms + 60_000, "in a minute")
+    topic.flush()
+    with topic.reader() as consumer:
+        read(consumer, 1)
+        topic.send(now_ms - 5_000, "late")
+        topic.flush()
+        assert values(read(consumer, 1)) == ["late"]
+
+
+def test_a_restart_resumes_exactly_even_among_equal_times(topic, now_ms):
+    for number in range(10):
+        topic.send(now_ms - 100, str(number))
+    topic.send(now_ms - 200, "earlier")
+    topic.flush()
+    with topic.reader(enable_auto_commit=False) as consumer:
+        found = read(consumer, 7)
+        consumer.commit(found[3], asynchronous=False)
+    with topic.reader(enable_auto_commit=False) as consumer:
+        again = read(consumer, 2)
+        consumer.commit(asynchronous=False)
+    with topic.reader() as consumer:
+        rest = read(consumer, 5)
+    assert values([*found[:4], *again, *rest]) == ["earlier", *map(str, range(10))]
+    plain = Consumer(topic.properties())
+    (committed,) = plain.committed([TopicPartition(topic.name, 0)], timeout=PATIENCE_S)
+    plain.close()
+    assert committed.offset == 11
+
+
+def test_index_files_spare_the_log_and_may_be_missing_or_damaged(topic, now_ms, tmp_path):
+    files = {"delayed_index_location": tmp_path.as_uri(), "delayed_segment_records": 100}
+    for number in range(1_000):
+        topic.send(now_ms - number % 7, str(number))
+    topic.send(now_ms + 600_000, "far")
+    topic.flush()
+    with topic.reader(**files, enable_auto_commit=False) as consumer:
+        expected = values(read(consumer, 1_000))
+    found = sorted(tmp_path.rglob("*.parquet"))
+    assert len(found) == 10
+    found[2].unlink()
+    found[5].write_bytes(found[5].read_bytes()[:-7])
+    with topic.reader(**files) as consumer:
+        assert values(read(consumer, 1_000)) == expected
+        # What the files say is not read from the log, only fetched when it is due.
+        assert consumer.metrics().read_again >= 800
+        consumer.commit(asynchronous=False)
+        assert len(list(tmp_path.rglob("*.parquet"))) == 0
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"PAR1")])
+def test_index_files_may_be_lost_while_they_are_used(topic, now_ms, tmp_path, harm):
+    files = {"delayed_index_location": str(tmp_path), "delayed_segment_records": 100}
+    for number in range(2_000):
+        topic.send(now_ms + 3_000 + number * 7919 % 500, str(number))
+    topic.send(None, "first")
+    topic.flush()
+    with topic.reader(**files, enable_auto_commit=False) as consumer:
+        assert values(read(consumer, 1)) == ["first"]
+        # Nothing of these is near yet, so their entries are in the files alone.
+        assert consumer.metrics().index_bytes < 2_000 * 16
+        for path in tmp_path.rglob("*.parquet"):
+            harm(path)
+        found = read(consumer, 500)
+        consumer.commit(found[0], asynchronous=False)
+    order = sorted(range(2_000), key=lambda number: (number * 7919 % 500, number))
+    assert values(found) == [str(number) for number in order[:500]]
+    with topic.reader() as consumer:
+        assert values(read(consumer, 1_999)) == [str(number) for number in order[1:]]
+
+
+def test_what_is_not_kept_in_memory_is_read_again(topic, now_ms):
+    for number in range(2_000):
+        topic.send(now_ms - number * 7919 % 1_000, str(number), headers=[("n", str(number))])
+    topic.flush()
+    with topic.reader(delayed_kept_bytes=100_000) as consumer:
+        found = read(consumer, 2_000)
+        assert consumer.metrics().read_again > 0
+        assert consumer.metrics().kept_bytes == 0
+    order = [(message.deliver_after_ms, message.offset()) for message in found]
+    assert order == sorted(order)
+    assert all(message.headers()[0] == ("n", message.value()) for message in found)
+
+
+def test_of_a_transaction_what_is_committed_comes_and_what_is_aborted_does_not(topic, now_ms):
+    producer = Producer({"bootstrap.servers": topic.bootstrap, "transactional.id": topic.name})
+    producer.init_transactions(PATIENCE_S)
+    for value, end in (("no", producer.abort_transaction), ("yes", producer.commit_transaction)):
+        producer.begin_transaction()
+        producer.produce(topic.name, value, headers=[(DELIVER_AFTER_MS, str(now_ms + 300))])
+        topic.send(now_ms + 200, f"beside {value}")
+        topic.flush()
+        end(PATIENCE_S)
+    with topic.reader(delayed_kept_bytes=1) as consumer:
+        assert values(read(consumer, 3)) == ["beside no", "beside yes", "yes"]
+        assert consumer.metrics().removed == 0
+
+
+def test_two_consumers_share_the_partitions_and_hand_them_over(two_partitions, now_ms):
+    topic = two_partitions
+    told = []
+    for number in range(400):
+        topic.send(now_ms + number * 5, str(number), partition=number % 2)
+    topic.flush()
+    often = {"heartbeat.interval.ms": 200}
+    first, second = (DelayedConsumer(topic.properties() | often) for _ in range(2))
+    first.subscribe([topic.name], on_revoke=lambda _, gone: told.append(len(gone)))
+    found = values(read(first, 50))
+    second.subscribe([topic.name])
+    while not (len(first.assignment()) == len(second.assignment()) == 1):
+        found += values(each for each in (first.poll(0.05), second.poll(0.05)) if each)
+    second.close()
+    found += values(read(first, 400 - len(found)))
+    first.close()
+    assert sorted(map(int, found)) == list(range(400))
+    assert told[0] == 1
+
+
+def test_what_is_put_off_comes_again_for_its_group_alone_and_dies_in_the_end(topic, now_ms):
+    dead = DelayedTopic(topic.bootstrap)
+    retry = {"delayed_backoff_ms": 50, "delayed_attempts": 3}
+    topic.send(now_ms, "order", key=b"k", headers=[("a", b"b")])
+    topic.flush()
+    with topic.reader(**retry, delayed_dead_letter_topic=dead.name) as consumer:
+        (message,) = read(consumer, 1)
+        message.unack(retry_in=timedelta(milliseconds=200))
+        (again,) = read(consumer, 1)
+        assert (again.value(), again.key(), again.attempts) == (b"order", b"k", 1)
+        assert again.deliver_after_ms >= now_ms + 200
+        again.unack()
+        (last,) = read(consumer, 1)
+        last.unack()
+        consumer.commit(asynchronous=False)
+    with dead.reader() as letters:
+        (letter,) = read(letters, 1)
+    words = dict(letter.headers())
+    assert letter.headers()[0] == ("a", b"b")
+    assert (words["due-error"], words["due-attempts"]) == (b"retries-over", b"3")
+    with topic.reader(group="other") as consumer:
+        topic.send(now_ms, "end")
+        topic.flush()
+        assert values(read(consumer, 2)) == ["order", "end"]
+
+
+def test_what_retention_removes_before_its_time_is_counted_told_and_passed_over(
+    topic, now_ms, caplog
+):
+    counted = DELAYED_REMOVED._value.get()
+    for number in range(100):
+        topic.send(now_ms + 1_000, str(number))
+    topic.send(now_ms + 1_500, "end")
+    topic.flush()
+    with topic.reader(delayed_kept_bytes=1) as consumer:
+        assert consumer.poll(0.5) is None
+        topic.remove_before(60)
+        found = read(consumer, 41)
+        assert values(found)[-1] == "end"
+        assert consumer.metrics().removed == 60
+    assert DELAYED_REMOVED._value.get() == counted + 60
+    assert "retention has removed records before their time records=60" in caplog.text
+
+
+def test_what_retention_removed_while_nobody_read_is_counted_too(topic, now_ms):
+    for number in range(10):
+        topic.send(now_ms + number, str(number))
+    topic.flush()
+    with topic.reader() as consumer:
+        read(consumer, 2)
+    topic.remove_before(6)
+    with topic.reader() as consumer:
+        assert values(read(consumer, 4)) == ["6", "7", "8", "9"]
+        assert consumer.metrics().removed == 4
+
+
+READER = """
+import json, sys
+from duetime.delayed import DelayedConsumer
+consumer = DelayedConsumer(json.loads(sys.argv[2]) | {"enable.auto.commit": False})
+consumer.subscribe([sys.argv[1]])
+while True:
+    message = consumer.poll(1)
+    if message:
+        print(message.value().decode(), flush=True)
+        consumer.commit(asynchronous=False)
+"""
+
+
+def killed_after(count, topic, properties):
+    """What a reader of its own process returns until it is killed, a moment after so many."""
+    program = [sys.executable, "-c", READER, topic.name, json.dumps(properties)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        found = [process.stdout.readline().strip() for _ in range(count)]
+        process.kill()
+        return found + process.stdout.read().split()
+
+
+def test_a_reader_that_is_killed_loses_nothing_and_repeats_one_at_most(topic, now_ms, tmp_path):
+    for number in range(300):
+        topic.send(now_ms - number * 7919 % 300, str(number))
+    topic.flush()
+    files = {"delayed_index_location": str(tmp_path), "delayed_segment_records": 50}
+    member = topic.properties(group_instance_id="one", **files)
+    counts = [1 + secrets.randbelow(90) for _ in range(3)]
+    found = [value for count in counts for value in killed_after(count, topic, member)]
+    with DelayedConsumer(member) as consumer:
+        consumer.subscribe([topic.name])
+        while len(set(found)) < 300:
+            found += values(read(consumer, 1))
+    assert len(found) <= 303, counts
+    order = list(dict.fromkeys(map(int, found)))
+    assert order == sorted(range(300), key=lambda number: (-(number * 7919 % 300), number)), counts
+
+
+@pytest.mark.slow
+def test_what_a_killed_consumer_had_is_read_on_by_the_other(two_partitions, now_ms):
+    topic = two_partitions
+    for number in range(600):
+        topic.send(now_ms + number * 7919 % 600, str(number), partition=number % 2)
+    topic.flush()
+    soon = topic.properties(session_timeout_ms=6_000, heartbeat_interval_ms=200)
+    count = 1 + secrets.randbelow(250)
+    found = killed_after(count, topic, soon)
+    with DelayedConsumer(soon) as consumer:
+        consumer.subscribe([topic.name])
+        while len(set(found)) < 600:
+            found += values(read(consumer, 1))
+    assert len(found) <= 601, count
+    for partition in (0, 1):
+        order = [each for each in dict.fromkeys(map(int, found)) if each % 2 == partition]
+        assert order == sorted(order, key=lambda number: (number * 7919 % 600, number)), count
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"group.id": ""}, {"delayed.attempts": 0}, {"delayed.cake": 1}, {"auto.offset.reset": "none"}],
+)
+def test_a_property_that_cannot_be_is_refused_by_name(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        DelayedConsumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "g"} | wrong)

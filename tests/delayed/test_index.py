@@ -1,0 +1,181 @@
+"""The index against a simple model: sort everything by (deliverAfter, offset), cut at now."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duetime.delayed.cursor import Cursor
+from duetime.delayed.entries import entries_of
+from duetime.delayed.files import SegmentFiles
+from duetime.delayed.index import DeliverAfterIndex, Limits
+
+#: The end of all time, in these tests.
+DOOMSDAY_MS = 10_000_000
+
+
+class Model:
+    """The same by sorting lists. Late ones are known once the last late ones are out."""
+
+    def __init__(self):
+        self.log = []
+        self.delivered = []
+        self.place = (-1, -1)
+        self.known = 0
+
+    def take(self, now_ms, limit):
+        if not self._late():
+            self.known = len(self.log)
+        late = self._late()
+        due = sorted(each for each in late or self._pending() if each[0] <= now_ms)[:limit]
+        self.delivered += due
+        if due and not late:
+            self.place = due[-1]
+        return due
+
+    def restart(self, cursor, delivered):
+        self.delivered = list(delivered)
+        self.place, self.known = (cursor.deliver_after_ms, cursor.offset), cursor.known_end
+
+    def _pending(self):
+        known = [(time_ms, offset) for offset, time_ms in enumerate(self.log[: self.known])]
+        return [each for each in known if each not in self.delivered]
+
+    def _late(self):
+        return [each for each in self._pending() if each <= self.place]
+
+
+class Subject:
+    """The index over the same log, as a reader would use it."""
+
+    def __init__(self, log, files=None, records=8):
+        self.log = log
+        self._files = files
+        self._limits = Limits(records=records, age_ms=500)
+        self.index = DeliverAfterIndex(Cursor.start(0), 0, files=files, limits=self._limits)
+
+    def read(self, now_ms, end=None):
+        """Append what the log has, up to its end."""
+        start, end = self.index.end, len(self.log) if end is None else end
+        if start < end:
+            self.index.append(entries_of(self.log[start:end], range(start, end)), now_ms)
+
+    def restart(self, cursor, committed, now_ms):
+        cursor = Cursor.parse(str(cursor))
+        self.index = DeliverAfterIndex(cursor, committed, files=self._files, limits=self._limits)
+        for segment in self._files.segments(committed) if self._files else ():
+            if segment.start >= self.index.end:
+                self.read(now_ms, segment.start)
+                self.index.close()
+                self.index.adopt(segment)
+        self.read(now_ms)
+
+
+def pairs(entries):
+    return [(int(time_ms), int(offset)) for time_ms, offset in entries]
+
+
+#: When a record is to be delivered, from when it is produced: often before, and often equal.
+delays = st.one_of(st.integers(-1_500, 3_000), st.sampled_from([-1_000, -1_000, 0, 500]))
+steps = st.one_of(
+    st.tuples(st.just("produce"), st.lists(delays, min_size=1, max_size=12)),
+    st.tuples(st.just("wait"), st.integers(1, 1_200)),
+    st.tuples(st.just("take"), st.integers(1, 6)),
+    st.tuples(st.just("restart"), st.integers(0, 5)),
+    st.tuples(st.sampled_from(["lose a file", "damage a file"]), st.integers(0, 5)),
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(steps, min_size=5, max_size=60), st.booleans())
+def test_any_interleaving_gives_what_sorting_would(script, with_files):
+    with TemporaryDirectory() as directory:
+        run = Run(files_in(directory) if with_files else None)
+        for step, argument in script:
+            getattr(run, step.replace(" ", "_"))(argument)
+        run.drain()
+
+
+class Run:
+    """Both at once, held equal after every step."""
+
+    def __init__(self, files):
+        self.now_ms = 5_000
+        self.model = Model()
+        self.subject = Subject(self.model.log, files)
+        self._files = files
+        #: After each record returned: its cursor, the offset to commit, and what was delivered.
+        self._commits = [(Cursor.start(0), 0, [])]
+
+    def produce(self, delays):
+        self.model.log += [self.now_ms + each for each in delays]
+
+    def wait(self, ms):
+        self.now_ms += ms
+
+    def take(self, limit):
+        self.subject.read(self.now_ms)
+        before = list(self.model.delivered)
+        expected = self.model.take(self.now_ms, limit)
+        batch = self.subject.index.take(self.now_ms, limit)
+        assert pairs(batch.entries) == expected
+        assert all(time_ms <= self.now_ms for time_ms, _ in expected)
+        for position in range(len(expected)):
+            self._check_cursor(batch.cursor(position), before, expected, position)
+        return expected
+
+    def restart(self, back):
+        del self._commits[max(1, len(self._commits) - back) :]
+        cursor, committed, delivered = self._commits[-1]
+        self.model.restart(cursor, delivered)
+        self.subject.restart(cursor, committed, self.now_ms)
+
+    def lose_a_file(self, which):
+        self._harm(which, lambda path: path.unlink())
+
+    def damage_a_file(self, which):
+        self._harm(which, damage)
+
+    def drain(self):
+        self.now_ms = DOOMSDAY_MS
+        while self.take(7):
+            pass
+        log = [(time_ms, offset) for offset, time_ms in enumerate(self.model.log)]
+        assert sorted(self.model.delivered) == sorted(log)
+
+    def _check_cursor(self, cursor, before, batch, position):
+        done = before + batch[: position + 1]
+        log = entries_of(self.model.log, range(len(self.model.log)))
+        assert sorted(pairs(log[cursor.delivered(log)])) == sorted(done)
+        left = [offset for _, offset in batch[position + 1 :]]
+        committed = min([self.subject.index.first_pending(), *left])
+        assert {offset for _, offset in done}.issuperset(range(committed))
+        self._commits.append((cursor, committed, done))
+
+    def _harm(self, which, harm):
+        found = sorted(Path(self._files.location).rglob("*.parquet")) if self._files else []
+        if found:
+            harm(found[which % len(found)])
+            # As a reader does when it notices.
+            self.restart(0)
+
+
+def files_in(directory, group="shop"):
+    return SegmentFiles(location=directory, group=group, topic="orders", topic_id="id", partition=0)
+
+
+def test_a_group_does_not_take_the_segments_of_another(tmp_path):
+    subject = Subject([5], files_in(str(tmp_path), "shop/eu"), records=1)
+    subject.read(0)
+    assert len(list(files_in(str(tmp_path), "shop/eu").segments(0))) == 1
+    assert list(files_in(str(tmp_path)).segments(0)) == []
+    # What is committed is of no more use.
+    assert list(files_in(str(tmp_path), "shop/eu").segments(1)) == []
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    path.write_bytes(content)

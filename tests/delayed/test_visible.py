@@ -1,0 +1,156 @@
+"""Delayed topics made visible, on a real broker. Nothing of this needs Spark."""
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from tests.conftest import small_settings
+from tests.delayed.conftest import PATIENCE_S
+
+from duetime.bench.load import revealed
+from duetime.connection import librdkafka_properties
+from duetime.delayed.visible import Visible
+from duetime.message import DELIVER_AFTER_MS
+from duetime.topics import TopicNames
+
+pytestmark = pytest.mark.system
+
+
+class Shown:
+    """A delayed topic of three partitions, its visible one of two, and where the rest goes."""
+
+    def __init__(self, bootstrap):
+        self.name = f"shown_{uuid.uuid4().hex[:8]}"
+        self.delayed = f"{self.name}.delayed"
+        topics = {self.delayed: {"delayed.delivery.max.ms": 60_000}}
+        self.settings = small_settings(bootstrap, delayed_topics=topics)
+        self.names = TopicNames(self.settings)
+        stamped = {"message.timestamp.type": "LogAppendTime"}
+        places = {self.delayed: 3, self.name: 2, self.names.failed: 1, self.names.rejected: 1}
+        wanted = [NewTopic(name, count, config=stamped) for name, count in places.items()]
+        admin = AdminClient(librdkafka_properties(self.settings))
+        for created in admin.create_topics(wanted).values():
+            created.result()
+        self._producer = Producer(librdkafka_properties(self.settings))
+        self._consumer = Consumer(librdkafka_properties(self.settings) | {"group.id": "test"})
+
+    def send(self, after, value, partition=0, key=None, headers=()):
+        own = [] if after is None else [(DELIVER_AFTER_MS, str(after))]
+        headers = [*headers, *own]
+        self._producer.produce(self.delayed, value, key, partition=partition, headers=headers)
+
+    def flush(self):
+        assert self._producer.flush(PATIENCE_S) == 0
+
+    def records(self, topic, count, partition=0):
+        """Wait for so many records of a partition; there may be no more."""
+        place = TopicPartition(topic, partition, 0)
+        until_s = time.monotonic() + PATIENCE_S
+        while self.count(topic, partition) < count:
+            assert time.monotonic() < until_s, f"{self.count(topic, partition)} in {topic}"
+            time.sleep(0.02)
+        self._consumer.assign([place])
+        found = self._consumer.consume(count, timeout=PATIENCE_S)
+        assert (len(found), self.count(topic, partition)) == (count, count)
+        return found
+
+    def count(self, topic, partition=0):
+        place = TopicPartition(topic, partition)
+        return self._consumer.get_watermark_offsets(place, timeout=PATIENCE_S)[1]
+
+
+@pytest.fixture
+def shown(broker):
+    return Shown(broker.bootstrap)
+
+
+@pytest.fixture
+def running(shown):
+    visible = Visible(shown.settings, shown.delayed)
+    visible.start()
+    yield shown
+    visible.close()
+
+
+def test_records_appear_in_their_partition_in_the_order_of_their_times(running, now_ms):
+    delays = [number * 7919 % 1_500 for number in range(500)]
+    for number, delay_ms in enumerate(delays):
+        key, headers = f"k{number}", [("a", b"b")]
+        running.send(now_ms + delay_ms, f"{number}", number % 2, key, headers)
+    running.flush()
+    for partition in (0, 1):
+        found = running.records(running.name, 250, partition)
+        sent = [number for number in range(500) if number % 2 == partition]
+        sent.sort(key=lambda number: (delays[number], number))
+        assert [int(each.value()) for each in found] == sent
+        assert all(each.timestamp()[1] >= time_of(each) for each in found)
+        names = [name for name, _ in found[0].headers()]
+        assert names == ["due-at-ms", "due-id", "a", DELIVER_AFTER_MS]
+        assert found[0].key() == f"k{sent[0]}".encode()
+
+
+def test_what_cannot_appear_is_rejected_or_failed_and_holds_up_nothing(running, now_ms):
+    running.send(now_ms + 600_000, "over the limit", key="k", headers=[("a", b"b")])
+    running.send("tomorrow", "nonsense")
+    running.send("9" * 5_000, "more of it")
+    running.send(now_ms, "no such partition", partition=2)
+    running.send(None, "plain")
+    running.send(now_ms, "due")
+    running.flush()
+    found = running.records(running.name, 2)
+    assert [each.value() for each in found] == [b"plain", b"due"]
+    rejected = running.records(running.names.rejected, 3)
+    assert [dict(each.headers())["due-error"] for each in rejected] == [
+        b"beyond-limit",
+        b"bad-due-time",
+        b"bad-due-time",
+    ]
+    assert (rejected[0].key(), rejected[0].headers()[0]) == (b"k", ("a", b"b"))
+    (failed,) = running.records(running.names.failed, 1)
+    words = dict(failed.headers())
+    assert (words["due-error"], words["due-partition"]) == (b"no-such-partition", b"2")
+
+
+VISIBLE = """
+import json, sys
+from duetime.config import Settings
+from duetime.delayed.visible import Visible
+asked = json.load(sys.stdin)
+visible = Visible(Settings(**asked["settings"]), asked["topic"])
+visible._keep()
+"""
+
+
+def test_killed_at_any_moment_each_appears_once_and_in_order(shown, now_ms):
+    for number in range(3_000):
+        shown.send(now_ms + number * 7919 % 3_000, f"{number}", key=f"{number}")
+    shown.flush()
+    for count in (1, 800, 2_000):
+        with started(shown) as process:
+            until_s = time.monotonic() + PATIENCE_S
+            while shown.count(shown.name) < count:
+                assert time.monotonic() < until_s
+            process.kill()
+    visible = Visible(shown.settings, shown.delayed)
+    visible.start()
+    found = [int(each.value()) for each in shown.records(shown.name, 3_000)]
+    visible.close()
+    assert found == sorted(range(3_000), key=lambda number: (number * 7919 % 3_000, number))
+
+
+def started(shown):
+    process = subprocess.Popen([sys.executable, "-c", VISIBLE], stdin=subprocess.PIPE, text=True)
+    asked = {"settings": revealed(shown.settings), "topic": shown.delayed}
+    process.stdin.write(json.dumps(asked))
+    process.stdin.close()
+    process.stdin = None
+    return process
+
+
+def time_of(record):
+    return int(dict(record.headers())[DELIVER_AFTER_MS])

@@ -1,0 +1,46 @@
+"""What waits, as a DataFrame."""
+
+import pytest
+from pyspark.sql import functions as F
+
+from duetime.config import Settings
+from duetime.errors import ConfigError
+from duetime.spark import pending
+
+pytestmark = pytest.mark.system
+
+MINUTE_MS = 60_000
+
+
+@pytest.mark.usefixtures("topics")
+def test_everything_that_waits_is_a_row_once(spark, settings, wheel, now_ms):
+    due_ms = now_ms + MINUTE_MS
+    kept = wheel.message("orders", due_ms, key="k", value="größe", headers={"h": "1"})
+    wheel.message("orders", due_ms, unique=kept.unique, value="double", level=1)
+    wheel.cancel(wheel.message("orders", due_ms + 1))
+    again = wheel.message("bills", due_ms, state=f"1::{due_ms + 7}:2", partition=3)
+    wheel.foreign(due_ms, [("due-topic", b"x")])
+
+    # As a user's own session may have it.
+    spark.conf.set("spark.sql.ansi.enabled", "true")
+    found = pending(spark, settings).withColumn("due_ms", F.unix_millis("due")).collect()
+    spark.conf.unset("spark.sql.ansi.enabled")
+
+    rows = {row.id: row for row in found}
+    assert len(found) == len(rows) == 2
+    row = rows[str(kept)]
+    assert (row.topic, row.partition, row.cluster, row.due_ms) == ("orders", None, None, due_ms)
+    assert [tuple(one) for one in row.headers] == [("h", b"1")]
+    assert row.size == len(row.key) + len(row.value) + len("h1") + 8
+    retried = rows[str(again)]
+    assert (retried.topic, retried.partition, retried.due_ms) == ("bills", 3, due_ms + 7)
+
+
+@pytest.mark.usefixtures("topics")
+def test_an_empty_wheel_is_an_empty_dataframe(spark, settings):
+    assert pending(spark, settings).count() == 0
+
+
+def test_another_store_is_refused_with_what_to_do(spark):
+    with pytest.raises(ConfigError, match="duetime pending --list"):
+        pending(spark, Settings(store="redis://127.0.0.1/0"))
