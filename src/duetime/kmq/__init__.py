@@ -1,0 +1,23 @@
+"""Any Kafka topic as a work queue in the manner of kmq: each message is acknowledged by itself.
+
+What a worker needs is imported when it is asked for: the tracker and the command line look at
+markers and notes alone, and should not wait for the rest.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from duetime.kmq.breaker import BreakerPolicy
+    from duetime.kmq.message import Message
+    from duetime.kmq.queue import Queue
+
+__all__ = ["BreakerPolicy", "Message", "Queue"]
+
+_MODULES = {"BreakerPolicy": "breaker", "Message": "message", "Queue": "queue"}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 (whatever is asked for)
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

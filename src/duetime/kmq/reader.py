@@ -1,0 +1,190 @@
+"""The thread that reads a queue's topic: steps 1 to 3 of kmq's five, batch by batch."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import TopicPartition
+
+from duetime.errors import KafkaError
+from duetime.kmq.breaker import Breaker
+from duetime.kmq.marking import Marking
+from duetime.kmq.message import MakeMessage, Message, place_of
+
+log = logging.getLogger(__name__)
+
+#: How long one look for messages may take, in seconds.
+POLL_S = 0.1
+
+#: How long workers may keep a full buffer until the group is told that we are alive, in seconds.
+FULL_S = 1.0
+
+#: How long to wait after something went wrong, in seconds.
+AGAIN_S = 1.0
+
+
+class Reader:
+    """Keeps a small buffer of messages that are ours: marked as begun, and committed."""
+
+    def __init__(  # noqa: PLR0913 (what it works with, and two figures)
+        self,
+        consumer: confluent_kafka.Consumer,
+        marking: Marking,
+        breaker: Breaker,
+        make: MakeMessage,
+        *,
+        batch: int,
+        timeout_ms: int,
+    ) -> None:
+        self._consumer, self._marking, self._breaker = consumer, marking, breaker
+        self._make, self._batch, self._timeout_ms = make, batch, timeout_ms
+        self._buffer: deque[Message] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._failed: Exception | None = None
+        self._paused = False
+        self._thread = threading.Thread(target=self._run, name="kmq-reader", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def take(self) -> Message | None:
+        """The next message, if one is there."""
+        with self._changed:
+            while self._buffer:
+                message = self._buffer.popleft()
+                self._changed.notify_all()
+                if message.is_fresh():
+                    return message
+        return None
+
+    def has_some(self) -> bool:
+        """Whether a message may be there at once."""
+        return bool(self._buffer)
+
+    def wait(self) -> bool:
+        """Wait until a message may be there; false if none will come any more.
+
+        Raises KafkaError where reading has failed for good.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._buffer or self._is_over())
+            if self._failed and not self._buffer:
+                raise KafkaError(f"the queue cannot be read: {self._failed}") from self._failed
+            return bool(self._buffer) or not self._is_over()
+
+    def close(self) -> None:
+        """Read no more; give back what nobody has taken."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        with self._changed:
+            for message in self._buffer:
+                message.give_back()
+            self._buffer.clear()
+        self._consumer.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._next_batch(self._room())
+        except Exception as error:  # noqa: BLE001 (whatever it was, whoever waits is told)
+            self._failed = error
+        with self._changed:
+            self._changed.notify_all()
+
+    def _room(self) -> int:
+        """How many messages to read now; 0 while workers have enough, or the breaker is open."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_room() or self._closing, FULL_S)
+            has_room = self._has_room() and not self._closing
+        return self._breaker.room(self._batch) if has_room else 0
+
+    def _has_room(self) -> bool:
+        return len(self._buffer) <= self._batch // 2
+
+    def _next_batch(self, room: int) -> None:
+        """Steps 1 to 3. Step 4 is the worker's, and step 5 is `Message.ack`.
+
+        A crash between 1 and 3 leaves the messages to be read again; after 3, to be redelivered.
+        """
+        records = self._read(room)
+        try:
+            self._start(records)
+            self._commit(records)
+        except (KafkaError, confluent_kafka.KafkaException) as error:
+            log.warning("a batch is read again messages=%d error=%s", len(records), error)
+            self._read_again(records)
+            records = []
+        self._hand_over(records)
+        if room and not records:
+            self._breaker.cancel_test()
+
+    def _read(self, room: int) -> list[confluent_kafka.Message]:
+        """1. Read; where there is no room, only take part in the group."""
+        self._pause(room == 0)
+        # A partition that we just got is not paused: one of its messages may come anyway.
+        return _readable(self._consumer.consume(max(room, 1), timeout=POLL_S))
+
+    def _start(self, records: Sequence[confluent_kafka.Message]) -> None:
+        """2. Write their start markers, and wait for them."""
+        if records:
+            self._marking.start_all([place_of(each) for each in records], self._timeout_ms)
+
+    def _commit(self, records: Sequence[confluent_kafka.Message]) -> None:
+        """3. Commit: from here on they are ours, whoever gets the partition."""
+        ends = [TopicPartition(*place, offset + 1) for place, offset in _lasts(records).items()]
+        for one in self._consumer.commit(offsets=ends, asynchronous=False) if ends else ():
+            if one.error is not None:
+                raise confluent_kafka.KafkaException(one.error)
+
+    def _hand_over(self, records: Sequence[confluent_kafka.Message]) -> None:
+        """To step 4: the workers."""
+        with self._changed:
+            self._buffer.extend(map(self._make, records))
+            self._changed.notify_all()
+
+    def _read_again(self, records: Sequence[confluent_kafka.Message]) -> None:
+        """Go back to before these; those of a partition that we have lost are read by others."""
+        for place, offset in _firsts(records).items():
+            with suppress(confluent_kafka.KafkaException):
+                self._consumer.seek(TopicPartition(*place, offset))
+        time.sleep(AGAIN_S)
+
+    def _pause(self, wanted: bool) -> None:  # noqa: FBT001 (what pausing is)
+        if wanted:
+            self._consumer.pause(self._consumer.assignment())
+        elif self._paused:
+            self._consumer.resume(self._consumer.assignment())
+        self._paused = wanted
+
+    def _is_over(self) -> bool:
+        return self._closing or self._failed is not None
+
+
+def _readable(records: Sequence[confluent_kafka.Message]) -> list[confluent_kafka.Message]:
+    """Those that are messages. Raises KafkaError for an error that will not pass."""
+    for each in records:
+        error: Any = each.error()
+        if error is not None and error.fatal():
+            raise KafkaError(str(error.str()))
+        if error is not None:
+            log.warning("the queue was not read error=%s", error.str())
+    return [each for each in records if each.error() is None]
+
+
+def _lasts(records: Sequence[confluent_kafka.Message]) -> Mapping[tuple[str, int], int]:
+    return {(each.topic() or "", each.partition() or 0): each.offset() or 0 for each in records}
+
+
+def _firsts(records: Sequence[confluent_kafka.Message]) -> Mapping[tuple[str, int], int]:
+    return _lasts(list(reversed(records)))

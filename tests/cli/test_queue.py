@@ -1,0 +1,74 @@
+"""duetime queue: a queue as those see it who look after it."""
+
+import json
+import uuid
+
+import pytest
+from confluent_kafka import Producer
+from tests.conftest import small_settings
+
+from duetime.config import QueueSettings
+from duetime.connection import librdkafka_properties
+from duetime.kmq.markers import REDELIVERY_COUNT
+from duetime.message import LAST_WORDS
+from duetime.stores.offsets import Offsets
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("configured")]
+
+QUEUE = f"queue_{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def settings(broker):
+    return small_settings(broker.bootstrap, queues={QUEUE: QueueSettings(partitions=1)})
+
+
+@pytest.fixture
+def configured(on_broker, topics, monkeypatch):  # noqa: ARG001 (the topics must be there)
+    monkeypatch.setenv("DUETIME_QUEUES", json.dumps({QUEUE: {"partitions": 1}}))
+    return on_broker
+
+
+@pytest.fixture
+def producer(settings):
+    made = Producer(librdkafka_properties(settings))
+    yield made
+    assert made.flush(30) == 0
+
+
+def read(settings):
+    """A worker has read the first message."""
+    offsets = Offsets(settings, "workers")
+    offsets.commit({(QUEUE, 0): 1})
+    offsets.close()
+
+
+def test_what_waits_is_counted_and_shown_and_stays(duetime, configured, producer):
+    for key in ("a", "b"):
+        producer.produce(QUEUE, "x" * 10, key, headers=[(REDELIVERY_COUNT, b"\x02")])
+    producer.flush(30)
+    read(configured)
+    stats = json.loads(duetime("queue", "stats", QUEUE, "--json").out)
+    assert (stats["waiting"], stats["in_flight"], stats["redelivered"]) == (1, 0, 0)
+    _, shown = duetime("queue", "peek", QUEUE).out.splitlines()
+    assert shown.split()[0] == "0/1"
+    assert shown.split()[-4:] == ["3", "b", "10", "B"]
+    assert "waiting" in duetime("queue", "stats", QUEUE).out
+
+
+def test_what_was_given_up_is_listed_and_brought_back_once(duetime, producer):
+    words = (QUEUE, "0", "", "1000", "0000000003e8-@queue:x.0.1", "timed-out", "", "4", "1", "2")
+    headers = [("h", b"\x00"), *zip(LAST_WORDS, words, strict=True)]
+    producer.produce(f"{QUEUE}__undelivered", "x", headers=headers)
+    producer.flush(30)
+    (letter,) = json.loads(duetime("queue", "dead", QUEUE, "--json").out)
+    assert (letter["number"], letter["reason"], letter["attempts"]) == (0, "timed-out", 4)
+    assert duetime("queue", "redrive", QUEUE, "0").out == "brought back 1\n"
+    assert duetime("queue", "redrive", QUEUE, "--all").out == "brought back 0\n"
+    assert duetime("queue", "dead", QUEUE).out == "no dead letters\n"
+
+
+def test_a_topic_that_is_no_queue_is_refused(duetime):
+    outcome = duetime("queue", "stats", "other")
+    assert outcome.code == 1
+    assert "other is no queue" in outcome.err
