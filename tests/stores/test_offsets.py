@@ -1,7 +1,11 @@
 """Kafka's answers about offsets, and those that are none."""
 
+from concurrent.futures import Future
+from types import SimpleNamespace
+
 import pytest
-from confluent_kafka import OFFSET_INVALID
+from confluent_kafka import OFFSET_INVALID, KafkaException
+from confluent_kafka import KafkaError as BrokerError
 
 from duetime.stores import offsets
 from duetime.stores.offsets import Offsets
@@ -27,13 +31,22 @@ def test_an_offset_that_is_none_is_asked_for_again(settings, monkeypatch):
         calls.append(wanted)
         return dict.fromkeys(wanted, Answer()) if len(calls) < 3 else real(wanted, **options)
 
-    class Admin:
-        pass
-
-    admin = Admin()
-    admin.list_offsets = list_offsets
+    admin = SimpleNamespace(list_offsets=list_offsets)
     monkeypatch.setattr(asked, "_admin", admin)
     monkeypatch.setattr(offsets, "ASK_AGAIN_S", 0.01)
     assert asked.ends([place]) == {place: 0}
     assert len(calls) == 3
+    asked.close()
+
+
+def test_who_leads_now_is_asked_when_the_one_that_was_known_does_no_more(settings, monkeypatch):
+    asked, place = Offsets(settings, "any"), (TopicNames(settings).rejected, 0)
+
+    def list_offsets(wanted, **_options):
+        moved = Future()
+        moved.set_exception(KafkaException(BrokerError(BrokerError.FENCED_LEADER_EPOCH)))
+        return dict.fromkeys(wanted, moved)
+
+    monkeypatch.setattr(asked, "_admin", SimpleNamespace(list_offsets=list_offsets))
+    assert asked.ends([place]) == {place: 0}
     asked.close()

@@ -2,10 +2,24 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from duetime.message import MessageId
 from duetime.wheel import Slot
+
+
+class Claim(Protocol):
+    """Some of what waits, taken up by one planner, and by no other until it gives it up."""
+
+    @property
+    def count(self) -> int:
+        """How many records it spans."""
+        ...
+
+    @property
+    def begun_ms(self) -> int | None:
+        """When it was first taken up, epoch ms, if that was before: some of it may have gone on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,30 +66,39 @@ class Found:
     cancelled: bool
 
 
-class Store(Protocol):
-    """Where messages wait until they are due.
+ClaimT = TypeVar("ClaimT", bound=Claim)
 
-    One process plans turns (`due`, `overdue`, `settle`); any process may look (`find`, `pending`).
+
+class Store(Protocol[ClaimT]):
+    """Where messages wait until they are due, as the one sees it who plans their turns.
+
+    What comes in goes another way: to the wheel as a record of Kafka's sink, to a store of rows by
+    `duetime.pipeline.saving`.
     """
 
-    def due(self, slot: Slot) -> Sequence[OffsetRange]:
+    @property
+    def levels(self) -> int:
+        """How many levels of slots are taken up in time: level 0 is sent, others are routed on."""
+        ...
+
+    def due(self, slot: Slot) -> Sequence[ClaimT]:
         """Claim what waits in the slot now. What comes in later is overdue once its time passed."""
         ...
 
-    def overdue(self, now_ms: int) -> Sequence[OffsetRange]:
+    def overdue(self, now_ms: int) -> Sequence[ClaimT]:
         """Claim what should have been taken up before now and was not, however old."""
         ...
 
-    def begin(self, ranges: Iterable[OffsetRange], now_ms: int) -> None:
+    def begin(self, claims: Iterable[ClaimT], now_ms: int) -> None:
         """Note that these are taken up from now on, so that who claims them again knows."""
         ...
 
-    def settle(self, ranges: Iterable[OffsetRange]) -> None:
+    def settle(self, claims: Iterable[ClaimT]) -> None:
         """Record that these are delivered or routed on, and free their storage. Safe to repeat."""
         ...
 
-    def give_up(self, ranges: Iterable[OffsetRange]) -> None:
-        """Drop the claim without settling: what it held is overdue again."""
+    def give_up(self, claims: Iterable[ClaimT]) -> None:
+        """Drop the claims without settling: what they held is overdue again."""
         ...
 
     def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002 (what all call it)
@@ -83,5 +106,40 @@ class Store(Protocol):
         ...
 
     def pending(self, now_ms: int) -> Iterator[Pending]:
-        """What waits, slot by slot, in order of time; from offsets alone."""
+        """What waits, slot by slot, in order of time, without reading it."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection. What is claimed then is found by who comes next."""
+        ...
+
+
+class Reader(Protocol):
+    """Looks at what waits, from any process: nothing is claimed and nothing is changed."""
+
+    def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002 (what all call it)
+        """The message with this id, if it waits; `cancelled` if a cancel waits for it too."""
+        ...
+
+    def pending(self, now_ms: int) -> Sequence[Pending]:
+        """How many records wait in each slot, in order of time, without reading them."""
+        ...
+
+    def messages(
+        self,
+        now_ms: int,
+        *,
+        topic: str | None = None,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Found]:
+        """The messages that wait, by due time, without cancelled ones.
+
+        Those for `topic`, due from `from_ms` up to, not including, `to_ms`, and at most `limit`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
         ...

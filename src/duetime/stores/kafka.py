@@ -38,6 +38,11 @@ class KafkaStore:
         self._claimed: set[Place] = set()
         self._lock = threading.Lock()
 
+    @property
+    def levels(self) -> int:
+        """Those of the wheel."""
+        return self._wheel.levels
+
     def due(self, slot: Slot) -> Sequence[OffsetRange]:
         """Claim what waits in the slot now."""
         return self._claim(self._offsets.ends([self._places.of(slot)]))
@@ -57,20 +62,20 @@ class KafkaStore:
         }
         return self._claim(ends)
 
-    def begin(self, ranges: Iterable[OffsetRange], now_ms: int) -> None:
+    def begin(self, claims: Iterable[OffsetRange], now_ms: int) -> None:
         """Note it with the committed offsets: one request, and no topic of its own."""
         begun = {
             (each.topic, each.partition): now_ms if each.begun_ms is None else each.begun_ms
-            for each in ranges
+            for each in claims
         }
-        starts = {(each.topic, each.partition): each.start for each in ranges}
+        starts = {(each.topic, each.partition): each.start for each in claims}
         self._offsets.commit(starts, {place: str(at_ms) for place, at_ms in begun.items()})
         with self._lock:
             self._begun |= begun
 
-    def settle(self, ranges: Iterable[OffsetRange]) -> None:
+    def settle(self, claims: Iterable[OffsetRange]) -> None:
         """Commit, then free. What a crash between the two leaves, the next settling frees."""
-        ends = {(each.topic, each.partition): each.end for each in ranges}
+        ends = {(each.topic, each.partition): each.end for each in claims}
         self._offsets.commit(ends)
         with self._lock:
             self._settled |= ends
@@ -79,10 +84,10 @@ class KafkaStore:
                 self._begun.pop(place, None)
         self._offsets.delete_before(ends)
 
-    def give_up(self, ranges: Iterable[OffsetRange]) -> None:
+    def give_up(self, claims: Iterable[OffsetRange]) -> None:
         """Drop the claim: rescue finds what it held."""
         with self._lock:
-            self._claimed -= {(each.topic, each.partition) for each in ranges}
+            self._claimed -= {(each.topic, each.partition) for each in claims}
 
     def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002 (what all call it)
         """The message with this id, if it waits."""

@@ -109,3 +109,21 @@ class Listing:
                 self._cancelled.add(entry.id)
             else:
                 yield entry
+
+
+def after(messages: Iterator[Found], last: MessageId) -> Iterator[Found]:
+    """Of messages that begin at the due time of `last`, those that follow it.
+
+    Where it waits no more, all of them: a message may be seen twice, but none is passed over.
+    """
+    same: list[Found] = []
+    for each in messages:
+        if each.id == last:
+            break
+        same.append(each)
+        if each.id.due_ms > last.due_ms:
+            yield from same
+            break
+    else:
+        yield from same
+    yield from messages

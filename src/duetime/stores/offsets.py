@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from confluent_kafka import (
     OFFSET_INVALID,
     Consumer,
+    IsolationLevel,
     KafkaException,
     TopicCollection,
     TopicPartition,
@@ -18,6 +20,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import KafkaError
+from duetime.stores import OffsetRange
 from duetime.stores.places import Place
 
 #: How long one request may take, in seconds.
@@ -26,12 +29,17 @@ TIMEOUT_S = 10.0
 #: How long to wait before asking again, in seconds.
 ASK_AGAIN_S = 0.1
 
-#: Answers that pass: partitions or the group are just getting their broker, or another one.
-PASSING = (
+#: Answers that someone else leads the partition, or the same broker once more.
+MOVED = (
     BrokerError.NOT_LEADER_FOR_PARTITION,
-    BrokerError.LEADER_NOT_AVAILABLE,
     BrokerError.FENCED_LEADER_EPOCH,
     BrokerError.UNKNOWN_LEADER_EPOCH,
+)
+
+#: Answers that pass: partitions or the group are just getting their broker, or another one.
+PASSING = (
+    *MOVED,
+    BrokerError.LEADER_NOT_AVAILABLE,
     BrokerError.OFFSET_NOT_AVAILABLE,
     BrokerError.NOT_COORDINATOR,
     BrokerError.COORDINATOR_NOT_AVAILABLE,
@@ -45,6 +53,9 @@ MISSING = (
     BrokerError._NOENT,  # noqa: SLF001
 )
 
+#: By whether only what is committed is asked about.
+ISOLATION = {True: IsolationLevel.READ_COMMITTED, False: IsolationLevel.READ_UNCOMMITTED}
+
 _Answer = TypeVar("_Answer")
 
 
@@ -56,10 +67,10 @@ class Offsets:
     """The offsets of any partitions, and those that one consumer group has committed."""
 
     def __init__(self, settings: Settings, group: str) -> None:
-        properties = librdkafka_properties(settings)
-        self._admin = AdminClient(properties)
+        self._properties = librdkafka_properties(settings)
+        self._admin = AdminClient(self._properties)
         self._consumer = Consumer(
-            properties
+            self._properties
             | {"group.id": group, "enable.auto.commit": False, "auto.offset.reset": "error"}
         )
 
@@ -81,9 +92,18 @@ class Offsets:
             raise Unreadable("it may not be read")
         return [(topic, each.id) for each in found.partitions]
 
-    def ends(self, places: Iterable[Place]) -> dict[Place, int]:
-        """The offset that the next record of each partition will get."""
-        return self._list(places, OffsetSpec.latest())
+    def ends(self, places: Iterable[Place], *, committed_only: bool = False) -> dict[Place, int]:
+        """The offset of each partition's next record; or of its first open transaction's."""
+        return self._list(places, OffsetSpec.latest(), committed_only=committed_only)
+
+    def appended(self, topics: Iterable[str]) -> dict[str, int | None]:
+        """How many records were ever appended to each topic; None where we may not read it."""
+        places = {topic: self._allowed(topic) for topic in topics}
+        ends = self.ends(place for known in places.values() for place in known or ())
+        return {
+            topic: None if known is None else sum(ends[place] for place in known)
+            for topic, known in places.items()
+        }
 
     def starts(self, places: Iterable[Place]) -> dict[Place, int]:
         """The first offset that each partition still has."""
@@ -133,6 +153,12 @@ class Offsets:
         """Close the connection."""
         self._consumer.close()
 
+    def _allowed(self, topic: str) -> list[Place] | None:
+        try:
+            return self.readable_places(topic)
+        except Unreadable:
+            return None
+
     def _commits(self, places: Iterable[Place]) -> dict[Place, TopicPartition]:
         asked = [TopicPartition(topic, partition) for topic, partition in places]
         if not asked:
@@ -143,19 +169,39 @@ class Offsets:
                 raise _failed(one.error)
         return {(one.topic, one.partition): one for one in answers if one.offset >= 0}
 
-    def _list(self, places: Iterable[Place], spec: OffsetSpec) -> dict[Place, int]:
-        return self._offsets({TopicPartition(*place): spec for place in places})
+    def _list(
+        self, places: Iterable[Place], spec: OffsetSpec, *, committed_only: bool = False
+    ) -> dict[Place, int]:
+        wanted = {TopicPartition(*place): spec for place in places}
+        return self._offsets(wanted, ISOLATION[committed_only])
 
-    def _offsets(self, wanted: dict[Any, OffsetSpec]) -> dict[Place, int]:
-        return answer(lambda: self._ask(wanted)) if wanted else {}
+    def _offsets(
+        self, wanted: dict[Any, OffsetSpec], isolation: IsolationLevel = ISOLATION[False]
+    ) -> dict[Place, int]:
+        return answer(lambda: self._ask(wanted, isolation)) if wanted else {}
 
-    def _ask(self, wanted: dict[Any, OffsetSpec]) -> dict[Place, int]:
-        answers = self._admin.list_offsets(wanted, request_timeout=TIMEOUT_S)
-        found = {(at.topic, at.partition): one.result().offset for at, one in answers.items()}
+    def _ask(self, wanted: dict[Any, OffsetSpec], isolation: IsolationLevel) -> dict[Place, int]:
+        answers = self._admin.list_offsets(
+            wanted, isolation_level=isolation, request_timeout=TIMEOUT_S
+        )
+        try:
+            found = {(at.topic, at.partition): one.result().offset for at, one in answers.items()}
+        except KafkaException as error:
+            if error.args[0].code() in MOVED:
+                # It keeps to the leaders it has heard of for 15 minutes, whatever they say.
+                self._admin = AdminClient(self._properties)
+            raise
         if OFFSET_INVALID in found.values():
             # A broker that is just starting: no error, and no offset either.
             raise KafkaException(BrokerError(BrokerError.LEADER_NOT_AVAILABLE))
         return found
+
+
+def whole(settings: Settings, topic: str) -> OffsetRange:
+    """All that there is in a topic of one partition. Raises KafkaError."""
+    place = topic, 0
+    with closing(Offsets(settings, f"{settings.namespace}.reader")) as offsets:
+        return OffsetRange(*place, offsets.starts([place])[place], offsets.ends([place])[place])
 
 
 def answer(ask: Callable[[], _Answer]) -> _Answer:

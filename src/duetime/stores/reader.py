@@ -85,6 +85,12 @@ class WheelReader:
         with RangeReader(self._settings) as reader:
             return _found(reader.entries_of(id, ranges))
 
+    def ranges(self) -> list[OffsetRange]:
+        """Where everything lies that waits, cancels and duplicates too. Raises KafkaError."""
+        waiting = self._waiting(self._places.all())
+        ranges = [OffsetRange(*place, start, end) for place, (start, end) in waiting.items()]
+        return [each for each in ranges if each.count > 0]
+
     def close(self) -> None:
         """Close the connection."""
         self._offsets.close()
@@ -129,6 +135,17 @@ class WheelReader:
         """What the turn before this one has left, or an earlier one: due at any time up to then."""
         slot = Slot(filling.level, filling.number - self._wheel.ring)
         return Stretch(slot=slot, start_ms=0, end_ms=self._wheel.end_ms(slot), range=offsets)
+
+
+def within(slots: Iterable[Pending], from_ms: int | None, to_ms: int | None) -> list[Pending]:
+    """The slots that hold anything due in the range; those at its ends hold more than that."""
+    return [
+        slot
+        for slot in slots
+        if slot.count
+        and (from_ms is None or slot.end_ms > from_ms)
+        and (to_ms is None or slot.start_ms < to_ms)
+    ]
 
 
 def _found(entries: Iterable[Entry]) -> Found | None:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import NamedTuple, Self, cast
 
 from confluent_kafka import Consumer, Message, TopicPartition
@@ -17,6 +16,18 @@ from duetime.stores import Found, OffsetRange
 #: A header's name and value.
 Header = tuple[str, bytes | None]
 
+#: What a consumer needs that reads exact ranges of offsets, and commits nothing.
+READS_RANGES = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    # What is settled or removed while it is read is gone: go on with what is still there.
+    "auto.offset.reset": "earliest",
+    # The only sign that nothing of a range is left, where a transaction's marker is last.
+    "enable.partition.eof": True,
+    # A fetch at the end of one range would hold up the first of the next.
+    "fetch.wait.max.ms": 10,
+}
+
 #: The most records taken from the client at a time.
 BATCH = 500
 
@@ -28,6 +39,19 @@ WAIT_S = 0.1
 
 #: What a record weighs in Python besides its bytes, roughly.
 OBJECT_BYTES = 1_000
+
+
+class Address(NamedTuple):
+    """What the headers of a record that waits say: a message's, or a cancel's."""
+
+    id: MessageId
+    #: Null for a cancel.
+    topic: str | None
+    partition: int | None
+    #: The cluster that it is for; None is this one.
+    cluster: str | None
+    #: Epoch ms; None is never.
+    expires_ms: int | None
 
 
 class Entry(NamedTuple):
@@ -71,20 +95,24 @@ class Entry(NamedTuple):
 
 def entry(record: Message) -> Entry | None:
     """What the record says; None where it is none of duetime's."""
-    headers = headers_of(record)[: len(WAITING_HEADERS)]
-    if tuple(name for name, _ in headers) != WAITING_HEADERS:
+    found = address(headers_of(record))
+    return Entry(*found, record.offset() or 0, record) if found else None
+
+
+def address(headers: Sequence[Header]) -> Address | None:
+    """What headers say that begin with WAITING_HEADERS; None where they do not."""
+    own = headers[: len(WAITING_HEADERS)]
+    if tuple(name for name, _ in own) != WAITING_HEADERS:
         return None
     try:
-        topic, partition, state, _, name = (_text(value) for _, value in headers)
+        topic, partition, state, _, name = (_text(value) for _, value in own)
         expires = _of_state(state, "expires")
-        return Entry(
+        return Address(
             id=MessageId.parse(name or ""),
             topic=topic,
             partition=None if partition is None else int(partition),
             cluster=_of_state(state, "cluster"),
             expires_ms=None if expires is None else int(expires),
-            offset=record.offset() or 0,
-            record=record,
         )
     except (InvalidMessage, ValueError):
         return None
@@ -96,28 +124,14 @@ class RangeReader:
     def __init__(self, settings: Settings) -> None:
         self._consumer = Consumer(
             librdkafka_properties(settings)
-            | {
-                "group.id": f"{settings.namespace}.reader",
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                # What is settled while it is read is gone: go on with what is still there.
-                "auto.offset.reset": "earliest",
-                # The only sign that nothing of a range is left.
-                "enable.partition.eof": True,
-                # A fetch at the end of one range would hold up the first of the next.
-                "fetch.wait.max.ms": 10,
-            }
+            | READS_RANGES
+            | {"group.id": f"{settings.namespace}.reader"}
         )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
     def entries(self, ranges: Sequence[OffsetRange]) -> Iterator[Entry]:

@@ -1,0 +1,109 @@
+"""The saving query: what waits in another store than Kafka is brought there.
+
+A micro-batch query over `duetime.store`, to which intake, failures and turns route what is due
+later. So intake stays a real-time query whose rows never leave the JVM, a store that is away holds
+up nothing but this query, and what cannot be saved yet is safe in Kafka.
+
+Rows are saved in executors, by pipelined scripts, each once: a batch that is repeated changes
+nothing. But what it saved before a crash may have been delivered meanwhile, and be gone from the
+store: so a repeated batch leaves out what has gone on, and a writer that was paused is refused by
+the store itself once another has begun.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from duetime.columns import HEADERS_TYPE
+from duetime.config import Settings
+from duetime.pipeline.kafka import read_stream
+from duetime.pipeline.turn import readable
+from duetime.pipeline.written import Written, scope_of_waiting
+from duetime.stores.opening import open_rows
+from duetime.topics import TopicNames
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: What the query, and the directory of its offsets, are called.
+SAVING = "saving"
+
+#: How often a batch is begun: messages have a second from intake to the planning of their window.
+EVERY = "250 milliseconds"
+
+#: How long what was saved stays in its topic, in ms: intake finds there what it has taken in.
+SAVED_KEPT_MS = 3_600_000
+
+
+def saving(settings: Settings, written: Written) -> Callable[[DataFrame, int], None]:
+    """What to do with each batch of the query. Runs on the driver; its rows in executors."""
+    last: int | None = None
+    known, saver = readable(), Saver(settings)
+
+    def handle(batch: DataFrame, number: int) -> None:
+        # The first batch may have been begun before a crash, and a batch that failed is repeated.
+        nonlocal last
+        again, last = last in (None, number), number
+        records = batch.select("*", *known)
+        if again and (found := scope_of_waiting(batch)):
+            records = written.without(records, found)
+        saver.save(records)
+
+    return handle
+
+
+def on_their_way(spark: SparkSession, settings: Settings) -> DataFrame:
+    """What is to be saved, as an endless read."""
+    return read_stream(spark, settings, [TopicNames(settings).store], in_batches=True)
+
+
+class Saver:
+    """Saves from now on; those from before save no more, wherever they were paused.
+
+    The columns are built once.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._columns = _columns()
+        self._writer = RowWriter(settings, open_rows(settings).begin_term())
+
+    def save(self, known: DataFrame) -> None:
+        """Save `readable` records. Safe to repeat while they wait."""
+        saved = known.select(*self._columns).mapInArrow(self._writer, "nothing int")
+        # A way to run it that asks for no result.
+        saved.write.format("noop").mode("append").save()
+
+
+def _columns() -> list[Column]:
+    return [
+        F.col("id"),
+        F.col("due_ms"),
+        F.col("is_cancel"),
+        F.col("partition"),
+        F.col("offset"),
+        F.unix_millis("timestamp").alias("timestamp_ms"),
+        F.col("key"),
+        F.col("value"),
+        F.coalesce("headers", F.array().cast(HEADERS_TYPE)).alias("headers"),
+    ]
+
+
+@dataclass(frozen=True)
+class RowWriter:
+    """Saves rows in an executor, in Python, a batch of Arrow at a time."""
+
+    settings: Settings
+    term: int
+
+    def __call__(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        """Save them; gives nothing back."""
+        # Only who has another store than Kafka needs what this imports.
+        from duetime.stores.arrow import rows_of  # noqa: PLC0415
+
+        rows = open_rows(self.settings)
+        for batch in batches:
+            rows.save(rows_of(batch), self.term)
+        yield from ()

@@ -1,0 +1,129 @@
+"""Which store the settings name. What another than Kafka needs is imported only then."""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from duetime.config import Settings
+from duetime.errors import SetupError
+from duetime.message import MessageId
+from duetime.stores import Found, Pending, Reader, Store
+from duetime.stores.reader import WheelReader
+
+if TYPE_CHECKING:
+    from duetime.stores.rows import Rows
+
+
+# ruff: noqa: PLC0415 (imported where it is needed, as the module's docstring says)
+
+
+def open_store(settings: Settings) -> Store[Any] | None:
+    """The store beside the wheel, if there is one. Raises StoreError, ConfigError, SetupError."""
+    with _extra(settings):
+        if settings.store_kind == "redis":
+            from duetime.stores.redis import RedisStore
+
+            return RedisStore(settings)
+        if settings.store_kind == "aerospike":
+            from duetime.stores.aerospike import AerospikeStore
+
+            return AerospikeStore(settings)
+    return None
+
+
+def open_rows(settings: Settings) -> "Rows":
+    """The same store for who saves and reads, in any process. Raises SetupError."""
+    with _extra(settings):
+        if settings.store_kind == "redis":
+            from duetime.stores.redis.shards import Shards
+
+            return Shards(settings)
+        from duetime.stores.aerospike.cache import MessageCache
+
+        return MessageCache(settings)
+
+
+def check_store(settings: Settings) -> str:
+    """What the store is, in a sentence; raises the same where it is not to be trusted."""
+    with _extra(settings):
+        if settings.store_kind == "redis":
+            from duetime.stores.redis.connect import look_at
+
+            return look_at(settings)
+        if settings.store_kind == "aerospike":
+            from duetime.stores.aerospike.connect import look_at as look_at_aerospike
+
+            return look_at_aerospike(settings)
+    return "messages wait in Kafka, on the wheel"
+
+
+def open_reader(settings: Settings) -> Reader:
+    """Looks at everything that waits: what is in the wheel since before, too."""
+    wheel = WheelReader(settings)
+    if settings.store_kind == "kafka":
+        return wheel
+    return Readers([_row_reader(settings), wheel])
+
+
+def _row_reader(settings: Settings) -> Reader:
+    with _extra(settings):
+        if settings.store_kind == "redis":
+            from duetime.stores.redis.reader import RedisReader
+
+            return RedisReader(settings)
+        from duetime.stores.aerospike.reader import AerospikeReader
+
+        return AerospikeReader(settings)
+
+
+class Readers:
+    """Several readers as one."""
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self._readers = readers
+
+    def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002 (what all call it)
+        """The message with this id, wherever it waits."""
+        found = (each.find(id, now_ms) for each in self._readers)
+        return next((each for each in found if each), None)
+
+    def pending(self, now_ms: int) -> Sequence[Pending]:
+        """The slots of all, in order of time."""
+        return sorted(
+            (slot for each in self._readers for slot in each.pending(now_ms)),
+            key=lambda slot: (slot.end_ms, slot.slot),
+        )
+
+    def messages(
+        self,
+        now_ms: int,
+        *,
+        topic: str | None = None,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Found]:
+        """The messages of all, by due time."""
+        streams = [
+            each.messages(now_ms, topic=topic, from_ms=from_ms, to_ms=to_ms)
+            for each in self._readers
+        ]
+        return islice(heapq.merge(*streams, key=lambda found: found.id.due_ms), limit)
+
+    def close(self) -> None:
+        """Close all."""
+        for each in self._readers:
+            each.close()
+
+
+@contextmanager
+def _extra(settings: Settings) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = settings.store_kind
+        raise SetupError(
+            f"the store needs the package {error.name}: pip install 'duetime[{extra}]'"
+        ) from error

@@ -1,0 +1,228 @@
+"""What is done with the shards: each of these is one script or one pipeline, in any process."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+from redis import Redis
+from redis.client import Pipeline
+from redis.commands.core import Script
+
+from duetime.config import Settings
+from duetime.errors import ConfigError
+from duetime.stores.redis.connect import answering, client
+from duetime.stores.redis.keys import ShardKeys, shard_keys, shard_of
+from duetime.stores.rows import PLACE, Record, Row, lost, unpacked
+
+#: The most records, and bytes of them, that one call of a script saves: Redis does nothing else
+#: meanwhile, some ms.
+SAVED, SAVED_BYTES = 500, 4 * 1024 * 1024
+
+#: About how many bytes of records are read at once, and how many records at first and at most.
+READ_BYTES, READ_FIRST, READ_MOST = 4 * 1024 * 1024, 100, 2_000
+
+#: How many records one call frees, for the same reason.
+FREED = 1_000
+
+#: How long a claim is held without a word from its holder, in ms: as long as a leader may send
+#: without one, so that who leads next finds what was left.
+LEASE_MS = 5_000
+
+#: How long a cancel is remembered once its time is over, in seconds: longer than a pipeline takes
+#: to repeat what a crash has interrupted.
+REMEMBERED_S = 3_600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardClaim:
+    """Records of one shard that one reader holds."""
+
+    shard: int
+    name: str
+    count: int
+    #: When it was first taken up, epoch ms, if that was before: some of it may have gone on.
+    begun_ms: int | None = None
+
+
+class Shards:
+    """The shards of one namespace. Thread-safe; may be pickled to an executor."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._keys = shard_keys(settings.namespace, settings.store_shards)
+        self._term_key = f"{settings.namespace}:term"
+
+    @property
+    def keys(self) -> Sequence[ShardKeys]:
+        """The keys of each."""
+        return self._keys
+
+    def check(self) -> None:
+        """Raises ConfigError where what waits was saved into another number of shards."""
+        key, wanted = f"{self._settings.namespace}:shards", len(self._keys)
+        with answering(self._settings):
+            client(self._settings).set(key, wanted, nx=True)
+            there = int(cast("bytes", client(self._settings).get(key)))
+        if there != wanted:
+            raise ConfigError(
+                f"setting store_shards: it is {wanted}, and what waits in the store was saved "
+                f"into {there}: set that, or empty the store and remove its key {key}"
+            )
+
+    def forget(self) -> None:
+        """Remove every key of this namespace, what waits included."""
+        redis = client(self._settings)
+        with answering(self._settings):
+            for key in redis.scan_iter(match=f"{self._settings.namespace}:*", count=1_000):
+                redis.unlink(key)
+
+    def begin_term(self) -> int:
+        """From now on nobody saves who began before."""
+        with answering(self._settings):
+            return client(self._settings).incr(self._term_key)
+
+    def save(self, rows: Iterable[Row], term: int) -> None:
+        """Save them. Safe to repeat: what is there already stays as it is.
+
+        Raises StoreError where another term has begun.
+        """
+        parts: dict[int, list[Row]] = defaultdict(list)
+        for row in rows:
+            parts[shard_of(row.id, len(self._keys))].append(row)
+        with self._pipeline() as pipeline:
+            for shard, part in parts.items():
+                for some in portions(part):
+                    self._save(pipeline, self._keys[shard], some, term)
+            pipeline.execute()
+
+    def claim(self, before_ms: int, most: int, name: str, owner: str) -> list[ShardClaim]:
+        """Claim what is due before an instant, about so many of each shard at most."""
+        with self._pipeline() as pipeline:
+            for keys in self._keys:
+                held = [keys.due, keys.claims + name, keys.leases, keys.owners]
+                _run(pipeline, "claim", held, before_ms, most, name, owner, LEASE_MS)
+            counts = pipeline.execute()
+        return [
+            ShardClaim(shard=shard, name=name, count=count)
+            for shard, count in enumerate(counts)
+            if count
+        ]
+
+    def take_over(self, owner: str, held_names: Iterable[str]) -> list[ShardClaim]:
+        """Claim what has been claimed, and its lease has ended; but not what the owner works on."""
+        busy = list(held_names)
+        with self._pipeline() as pipeline:
+            for keys in self._keys:
+                held = [keys.leases, keys.owners, keys.begun]
+                _run(pipeline, "take_over", held, keys.claims, owner, LEASE_MS, *busy)
+            found = pipeline.execute()
+        return [
+            ShardClaim(
+                shard=shard,
+                name=name.decode(),
+                count=count,
+                begun_ms=int(begun_ms) if begun_ms else None,
+            )
+            for shard, claims in enumerate(found)
+            for name, count, begun_ms in claims
+        ]
+
+    def begin(self, claims: Sequence[ShardClaim], owner: str, now_ms: int) -> bool:
+        """Note since when they are taken up; false where another holds one of them by now."""
+        with self._pipeline() as pipeline:
+            for each in claims:
+                keys = self._keys[each.shard]
+                _run(pipeline, "begin", [keys.owners, keys.begun], each.name, owner, now_ms)
+            return all(pipeline.execute())
+
+    def renew(self, claims: Iterable[ShardClaim], owner: str) -> None:
+        """Extend their leases, of those that are still held."""
+        names: dict[int, list[str]] = defaultdict(list)
+        for each in claims:
+            names[each.shard].append(each.name)
+        with self._pipeline() as pipeline:
+            for shard, some in names.items():
+                keys = self._keys[shard]
+                _run(pipeline, "renew", [keys.leases, keys.owners], owner, LEASE_MS, *some)
+            pipeline.execute()
+
+    def settle(self, claim: ShardClaim, owner: str) -> bool:
+        """Free what it holds; false where another holds it by now, or it is settled."""
+        keys, left = self._keys[claim.shard], 1
+        held = [keys.claims + claim.name, keys.due, keys.leases, keys.owners, keys.begun]
+        while left > 0:
+            with self._pipeline() as pipeline:
+                arguments = (claim.name, owner, keys.records, FREED, REMEMBERED_S)
+                _run(pipeline, "settle", held, *arguments)
+                (left,) = pipeline.execute()
+        return left == 0
+
+    def give_up(self, claims: Iterable[ShardClaim], owner: str) -> None:
+        """End their leases now."""
+        with self._pipeline() as pipeline:
+            for each in claims:
+                keys = self._keys[each.shard]
+                _run(pipeline, "give_up", [keys.leases, keys.owners], each.name, owner)
+            pipeline.execute()
+
+    def records(self, claim: ShardClaim) -> Iterator[list[Record]]:
+        """What a claim holds, in order of time, some at a time."""
+        keys, start, size = self._keys[claim.shard], 0, READ_FIRST
+        with answering(self._settings):
+            while names := self._names(keys.claims + claim.name, start, start + size - 1):
+                packed = self.packed(keys, names)
+                yield [
+                    unpacked(data) if data else lost(name)
+                    for name, data in zip(names, packed, strict=True)
+                ]
+                start += len(names)
+                average = sum(len(data or b"") for data in packed) // len(names) + 1
+                size = min(max(READ_BYTES // average, 1), READ_MOST)
+
+    def packed(self, keys: ShardKeys, names: Sequence[str]) -> list[bytes | None]:
+        """The records of these names; None of those that are not there."""
+        asked = [keys.records + name for name in names]
+        return cast("list[bytes | None]", client(self._settings).mget(asked))
+
+    def _names(self, key: str, start: int, last: int) -> list[str]:
+        found = cast("list[bytes]", client(self._settings).zrange(key, start, last))
+        return [name.decode() for name in found]
+
+    @contextmanager
+    def _pipeline(self) -> Iterator[Pipeline]:
+        redis = client(self._settings)
+        with answering(self._settings), redis.pipeline(transaction=False) as pipeline:
+            yield pipeline
+
+    def _save(self, pipeline: Pipeline, keys: ShardKeys, rows: Sequence[Row], term: int) -> None:
+        flat = [part for row in rows for part in (row.name, row.due_ms, row.packed)]
+        held = [keys.due, self._term_key]
+        _run(pipeline, "save", held, term, keys.records, PLACE.size, *flat)
+
+
+def portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """The rows in groups that one call of a script saves."""
+    group, size = list[Row](), 0
+    for row in rows:
+        if group and (len(group) == SAVED or size + len(row.packed) > SAVED_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(row)
+        size += len(row.packed)
+    if group:
+        yield group
+
+
+def _run(pipeline: Pipeline, name: str, keys: Sequence[str], *arguments: str | int | bytes) -> None:
+    """Add a script to the pipeline, which loads it where the server does not know it."""
+    _script(name)(keys=keys, args=arguments, client=pipeline)
+
+
+@cache
+def _script(name: str) -> Script:
+    path = Path(__file__).with_name(f"{name}.lua")
+    return Script(Redis(), path.read_text(encoding="ascii"))

@@ -1,0 +1,113 @@
+"""Records as a store of rows keeps them: packed, and under names by which each is saved once.
+
+A record on its way to the store lies in `duetime.store`. Its place there tells a record that is
+saved again from another one with the same id. Packed, it is its place, then key, value, and each
+header's name and value as MessagePack, which every language reads:
+
+    4 bytes partition | 8 bytes offset | 8 bytes timestamp, epoch ms | [key, value, name, value ...]
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgpack
+
+from duetime.message import WAITING_HEADERS
+from duetime.stores import Found
+from duetime.stores.records import Header, address
+
+#: partition, offset, timestamp.
+PLACE = struct.Struct(">iqq")
+
+#: How the name of a cancel begins: it waits beside the message that it is for.
+CANCEL_MARK = "!"
+
+#: Between an id and the instant of a retry: the message itself may not be settled yet.
+RETRY_MARK = "/"
+
+
+class Row(NamedTuple):
+    """A record as it is kept."""
+
+    #: Unique in the store.
+    name: str
+    #: What a message shares with its cancel and its retries, so that they are kept together.
+    id: str
+    due_ms: int
+    packed: bytes
+
+
+class Record(NamedTuple):
+    """A packed record, unpacked."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+
+    def found(self, *, cancelled: bool = False) -> Found | None:
+        """The message, as those who look for it get it; None of anything else."""
+        about = address(self.headers)
+        if about is None or about.topic is None:
+            return None
+        return Found(
+            id=about.id,
+            topic=about.topic,
+            partition=about.partition,
+            cluster=about.cluster,
+            expires_ms=about.expires_ms,
+            key=self.key,
+            value=self.value,
+            headers=self.headers[len(WAITING_HEADERS) :],
+            cancelled=cancelled,
+        )
+
+
+class Rows(Protocol):
+    """A store of rows as whoever saves and reads them has it, mostly in an executor."""
+
+    def begin_term(self) -> int:
+        """From now on nobody saves who began before."""
+        ...
+
+    def save(self, rows: Iterable[Row], term: int) -> None:
+        """Save them. Safe to repeat: what is there already stays as it is.
+
+        Raises StoreError where another term has begun.
+        """
+        ...
+
+    def records(self, claim: Any) -> Iterator[list[Record]]:  # noqa: ANN401 (the store's own kind)
+        """What a claim of this store holds, in order of time, some at a time."""
+        ...
+
+
+def name_of(id: str, due_ms: int, *, is_cancel: bool) -> str:  # noqa: A002 (what all call it)
+    """What a record is called in the store."""
+    if is_cancel:
+        return CANCEL_MARK + id
+    return id if id[:12] == f"{due_ms:012x}" else f"{id}{RETRY_MARK}{due_ms}"
+
+
+def packed(record: Record) -> bytes:
+    """The record in one piece."""
+    flat = [each for header in record.headers for each in header]
+    place = PLACE.pack(record.partition, record.offset, record.timestamp_ms)
+    body: bytes = msgpack.packb([record.key, record.value, *flat])
+    return place + body
+
+
+def unpacked(data: bytes) -> Record:
+    """The record again."""
+    key, value, *flat = msgpack.unpackb(memoryview(data)[PLACE.size :])
+    headers = list(zip(flat[::2], flat[1::2], strict=True))
+    partition, offset, timestamp_ms = PLACE.unpack_from(data)
+    return Record(partition, offset, timestamp_ms, key, value, headers)
+
+
+def lost(name: str) -> Record:
+    """What takes the place of a record whose payload somebody removed: it will be rejected."""
+    return Record(-1, -1, 0, name.encode(), None, [])

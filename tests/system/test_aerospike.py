@@ -1,0 +1,55 @@
+"""`duetime run` with messages that wait in Aerospike, by windows and by what its connector says.
+
+The connector belongs to Enterprise Edition: its records are written here.
+"""
+
+import json
+
+import pytest
+from pydantic import SecretStr
+from tests.conftest import aerospike_url
+from tests.system.conftest import Live, fresh_settings
+from tests.system.test_restart import complete, running, schedule
+
+from duetime.admin import create_topics
+from duetime.stores.aerospike.reader import AerospikeReader
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(params=[False, True], ids=["windows", "notices"])
+def live(request, broker, tmp_path, monkeypatch):
+    url = aerospike_url()
+    monkeypatch.setenv("DUETIME_STORE", url)
+    monkeypatch.delenv("DUETIME_AEROSPIKE")
+    settings = fresh_settings(broker.bootstrap, tmp_path)
+    changed = {
+        "store": SecretStr(url),
+        "aerospike_notices": request.param,
+        "aerospike_topic": f"{settings.namespace}.told",
+    }
+    found = Live(settings.model_copy(update=changed))
+    create_topics(found.settings)
+    yield found
+    found.close()
+
+
+def test_each_message_comes_once_whatever_is_told_of_it(live, tmp_path):
+    topic = live.topic()
+    inbox = live.inbox(topic)
+    with running(live, tmp_path):
+        ids = schedule(live, topic, 200, over_s=14)
+        inbox.until(lambda: len(inbox.arrived) > 50, "those of the lanes")
+        if live.settings.aerospike_notices:
+            # Of some that are due, of some that are not, of each twice; the rest is rescued.
+            tell(live, [name for name in sorted(ids) for _ in range(2)][:300])
+        complete(inbox, ids)
+        reader = AerospikeReader(live.settings)
+        inbox.until(lambda: not reader.pending(0), "everything to be settled")
+
+
+def tell(live, names):
+    for name in names:
+        about = {"msg": "delete", "namespace": "test", "set": "kafka_message_id", "userKey": name}
+        live.send(live.settings.aerospike_topic, json.dumps({"metadata": about}).encode())
+    live.flush()

@@ -1,0 +1,157 @@
+"""`duetime run` with messages that wait in Redis: killed, without Redis for a while, and looked at.
+
+One pipeline for all of it: the second, which goes on where the first was killed.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from redis import Redis
+from tests.conftest import FROM_OUTSIDE, local_redis
+from tests.system.conftest import PATIENCE_S, Live, fresh_settings
+from tests.system.test_restart import complete, kill, running, schedule
+
+from duetime.admin import create_topics
+from duetime.cli import main
+from duetime.client import Producer
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "blackbox" / "caller.py"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with local_redis(tmp_path_factory.mktemp("redis")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def live(broker, server, tmp_path_factory):
+    """Everything but the pipeline."""
+    settings = fresh_settings(broker.bootstrap, tmp_path_factory.mktemp("checkpoint"))
+    found = Live(settings.model_copy(update={"store": SecretStr(server.url)}))
+    create_topics(found.settings)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment(live, server):
+    """The same settings for every command; the store's URL may hold a password."""
+    given = live.settings.model_dump(
+        mode="json", exclude_defaults=True, exclude=FROM_OUTSIDE | {"store"}
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in given.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            patch.setenv(f"DUETIME_{name.upper()}", text)
+        patch.setenv("DUETIME_STORE", server.url)
+        yield
+
+
+@pytest.fixture(scope="module")
+def interrupted(live, environment, tmp_path_factory):  # noqa: ARG001 (what it sets)
+    """Where messages come, and their ids: the pipeline is killed in the middle of them."""
+    topic = live.topic()
+    inbox = live.inbox(topic)
+    with running(live, tmp_path_factory.mktemp("first")) as process:
+        ids = schedule(live, topic, 300, over_s=9)
+        inbox.until(lambda: len(inbox.arrived) > 120, "those of the lanes, and the first windows")
+        kill(process)
+    forget_last_commit(Path(live.settings.checkpoint.removeprefix("file://")) / "saving")
+    return topic, ids, inbox
+
+
+def forget_last_commit(checkpoint):
+    """As if it was killed when it had saved a batch and not committed it yet."""
+    numbers = [int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit()]
+    for each in (str(max(numbers)), f".{max(numbers)}.crc"):
+        (checkpoint / "commits" / each).unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def pipeline(live, interrupted, tmp_path_factory):  # noqa: ARG001 (after that)
+    with running(live, tmp_path_factory.mktemp("second")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def example(live, pipeline):  # noqa: ARG001 (it must run)
+    """The example as it runs, while others are tested."""
+    arguments = live.settings.bootstrap, live.names.countdown, live.topic()
+    return subprocess.Popen(
+        [sys.executable, EXAMPLE, *arguments], stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.fixture
+def duetime(capsys, pipeline):  # noqa: ARG001 (it must run)
+    def run(*arguments):
+        code = main([*arguments])
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    return run
+
+
+@pytest.mark.usefixtures("pipeline")
+def test_a_kill_and_an_outage_of_redis_lose_nothing_and_send_nothing_twice(
+    live, server, interrupted
+):
+    topic, ids, inbox = interrupted
+    inbox.until(lambda: len(inbox.arrived) > 290, "what was saved, and is overdue by now")
+    ids |= schedule(live, topic, 100, over_s=8)
+    server.kill()
+    ids |= schedule(live, topic, 50, over_s=6)
+    server.start()
+    complete(inbox, ids)
+    inbox.until(lambda: not waiting(server), "everything to be settled")
+
+
+def waiting(server):
+    with Redis.from_url(server.url) as client:
+        return [key for key in client.scan_iter() if b":m:" in key]
+
+
+@pytest.mark.usefixtures("example")
+def test_the_commands_look_into_redis(live, duetime):
+    topic = live.topic()
+    inbox = live.inbox(topic)
+    with Producer(live.settings) as client:
+        cancelled, moved, comes = (
+            client.produce(topic, b"x", key=b"k", in_=timedelta(seconds=each))
+            for each in (600, 900, 6)
+        )
+    inbox.until_id(comes)
+    # What another of the intake's partitions has is saved with the next batch, perhaps.
+    until_s = time.monotonic() + PATIENCE_S
+    while (told := duetime("pending", "--json", "--topic", topic))[1].count(topic) < 2:
+        assert time.monotonic() < until_s, told
+    assert told[0] == 0
+    code, out = duetime("show", moved)
+    assert f"topic  {topic}" in out
+    assert duetime("cancel", cancelled) == (0, f"cancelled: {cancelled} will not be delivered\n")
+    code, out = duetime("reschedule", moved, "--in", "5s")
+    assert code == 0, out
+    assert out.strip() in [each.id for each in inbox.take(2)]
+    code, out = duetime("status", "--json")
+    # Two cancels, and what they have cancelled.
+    assert json.loads(out)["waiting"] >= 4
+    assert json.loads(out)["late"] == 0
+    assert "store: Redis " in duetime("doctor")[1]
+
+
+def test_the_black_box_example_is_told_in_time(example):
+    told, _ = example.communicate()
+    # Without a key each may be in another partition of intake, which is read when it is read.
+    assert {line.partition(" came ")[0] for line in told.splitlines()[1:]} == {
+        f'billing  {{"invoice": {each}}}' for each in (1, 2, 3)
+    }
+    assert len(told.splitlines()) == 4

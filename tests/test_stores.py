@@ -1,0 +1,362 @@
+"""What every store promises, asked of each: the wheel in Kafka, Redis, and Aerospike."""
+
+import os
+import threading
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import chain, count
+
+import pytest
+from confluent_kafka import Producer
+from redis import Redis
+from tests.conftest import aerospike_url, small_settings
+
+from duetime.admin import create_topics
+from duetime.clock import SystemClock
+from duetime.connection import librdkafka_properties
+from duetime.message import WAITING_HEADERS, MessageId
+from duetime.pipeline.claims import read_claims
+from duetime.pipeline.turn import Turn
+from duetime.pipeline.written import Written
+from duetime.stores.aerospike import connect
+from duetime.stores.aerospike.cache import MessageCache
+from duetime.stores.aerospike.fields import CACHE
+from duetime.stores.aerospike.leases import Ledger
+from duetime.stores.kafka import KafkaStore
+from duetime.stores.opening import open_reader, open_store
+from duetime.stores.redis.shards import Shards
+from duetime.stores.rows import Record, Row, name_of, packed
+from duetime.topics import TopicNames
+
+pytestmark = pytest.mark.system
+
+SECOND, MINUTE, DAY = 1_000, 60_000, 86_400_000
+
+numbers = count()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A message, or the cancel of one, as intake routes it to the store."""
+
+    due_ms: int
+    unique: str = field(default_factory=lambda: f"m{next(numbers)}")
+    key: bytes | None = b"k"
+    value: bytes | None = b"v"
+    headers: tuple = ()
+    topic: str | None = "orders"
+
+    @property
+    def id(self):
+        return MessageId(due_ms=self.due_ms, unique=self.unique)
+
+    @property
+    def all_headers(self):
+        values = (self.topic, None, "1", str(self.due_ms), str(self.id))
+        own = [
+            (name, value and value.encode())
+            for name, value in zip(WAITING_HEADERS, values, strict=True)
+        ]
+        return [*own, *self.headers]
+
+
+def cancel_of(message):
+    return Sent(due_ms=message.due_ms, unique=message.unique, topic=None, value=None)
+
+
+class OnWheel:
+    """Messages wait in Kafka."""
+
+    def __init__(self, broker):
+        self.settings = small_settings(broker.bootstrap)
+        create_topics(self.settings)
+        self._producer = Producer(librdkafka_properties(self.settings) | {"linger.ms": 5})
+
+    def open(self):
+        return KafkaStore(self.settings)
+
+    def forget(self):
+        """What another test has left."""
+        with closing(self.open()) as store:
+            store.settle(store.overdue(SystemClock().now_ms() + 40 * DAY))
+
+    def close(self):
+        # Here and now: librdkafka aborts if the collector does it in one of its own threads.
+        del self._producer
+
+    def save(self, *messages):
+        wheel, names = self.settings.wheel, TopicNames(self.settings)
+        now_ms = SystemClock().now_ms()
+        for each in messages:
+            slot = wheel.place(each.due_ms, now_ms)
+            place = names.wheel(slot.level), wheel.partition(slot)
+            self._producer.produce(
+                place[0], each.value, each.key, partition=place[1], headers=each.all_headers
+            )
+            self._producer.poll(0)
+        self._producer.flush()
+
+
+class OnRedis:
+    """Messages wait in Redis."""
+
+    def __init__(self, broker, server):
+        self.settings = small_settings(broker.bootstrap, store=server.url)
+        # Readers look into the wheel, too: what is there from before.
+        create_topics(self.settings)
+        self._offsets = count()
+
+    def open(self):
+        return open_store(self.settings)
+
+    def forget(self):
+        """What another test has left."""
+        with Redis.from_url(self.settings.store.get_secret_value()) as client:
+            client.flushdb()
+
+    def save(self, *messages):
+        shards = Shards(self.settings)
+        shards.save(self.rows(messages), shards.begin_term())
+
+    def rows(self, messages):
+        for each in messages:
+            place = (0, next(self._offsets), 1)
+            record = Record(*place, each.key, each.value, each.all_headers)
+            name = name_of(str(each.id), each.due_ms, is_cancel=each.topic is None)
+            yield Row(name, str(each.id), each.due_ms, packed(record))
+
+
+class OnAerospike(OnRedis):
+    """Messages wait in Aerospike."""
+
+    def __init__(self, broker, url):
+        self.settings = small_settings(broker.bootstrap, store=url)
+        create_topics(self.settings)
+        self._offsets = count()
+
+    def forget(self):
+        with closing(self.open()) as store:
+            cache = store._cache
+            with connect.answering(cache._at):
+                connect.client(cache._at).truncate(cache._at.namespace, cache._set(CACHE), 0)
+            cache.ledger.change(lambda _: (Ledger(), None))
+
+    def save(self, *messages):
+        cache = MessageCache(self.settings)
+        cache.save(self.rows(messages), cache.begin_term())
+
+
+@pytest.fixture(params=["kafka", "redis", "aerospike"], scope="module")
+def kept(request, broker):
+    """A place for messages, one for all tests: each looks at its own."""
+    if request.param == "aerospike":
+        yield OnAerospike(broker, aerospike_url())
+    elif request.param == "redis":
+        yield OnRedis(broker, request.getfixturevalue("redis_server"))
+    else:
+        found = OnWheel(broker)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def store(kept):
+    kept.forget()
+    opened = kept.open()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def reader(kept):
+    opened = open_reader(kept.settings)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def read(spark, kept):
+    """The records of claims, as a turn reads them."""
+    return lambda claims: read_claims(spark, kept.settings, claims).collect() if claims else []
+
+
+@pytest.fixture(scope="module")
+def turned(spark, kept):
+    """What a turn makes of claims: the rows that the sink would get."""
+    turn = Turn(spark, kept.settings, Written(spark, kept.settings))
+    return lambda claims: turn.rows(read_claims(spark, kept.settings, claims)).collect()
+
+
+def values_of(rows):
+    return sorted(row.value for row in rows)
+
+
+@pytest.fixture
+def claim(kept, store):
+    """Claims the windows in which messages are due."""
+
+    def claimed(*messages):
+        wheel = kept.settings.wheel
+        slots = sorted({wheel.place(each.due_ms, each.due_ms) for each in messages})
+        return [*chain.from_iterable(store.due(slot) for slot in slots)]
+
+    return claimed
+
+
+@pytest.fixture
+def soon_ms(now_ms):
+    """The beginning of a window that is not planned yet."""
+    return (now_ms // SECOND + 10) * SECOND
+
+
+BINARY = [
+    Sent(due_ms=0, key=None, value=None),
+    Sent(due_ms=0, key=b"", value=b""),
+    Sent(due_ms=0, key=b"\x00\xff", value=bytes(range(256)) * 40),
+    Sent(due_ms=0, headers=(("a", None), ("a", b"\xff\x00"), ("", b""))),
+    Sent(due_ms=0, topic="t" * 249, value="käse".encode()),
+    Sent(due_ms=0, value=os.urandom(900_000)),
+]
+
+
+def test_key_value_and_headers_come_back_as_they_were(kept, claim, read, soon_ms):
+    messages = [
+        Sent(due_ms=soon_ms + at, key=one.key, value=one.value, headers=one.headers)
+        for at, one in enumerate(BINARY)
+    ]
+    kept.save(*messages)
+    rows = sorted(read(claim(*messages)), key=lambda row: row.headers[4].value)
+    assert [(row.key, row.value) for row in rows] == [(one.key, one.value) for one in messages]
+    assert [[tuple(pair) for pair in row.headers] for row in rows] == [
+        one.all_headers for one in messages
+    ]
+
+
+def test_a_window_has_what_is_due_in_it_and_nothing_later(kept, claim, read, soon_ms):
+    first, last, next_one = (
+        Sent(due_ms=soon_ms + ms, value=b"%d" % ms) for ms in (0, SECOND - 1, SECOND)
+    )
+    kept.save(next_one, last, first)
+    assert values_of(read(claim(first))) == [b"0", b"999"]
+    assert values_of(read(claim(next_one))) == [b"1000"]
+
+
+def test_what_is_saved_twice_is_sent_once(kept, claim, turned, now_ms):
+    messages = [Sent(due_ms=now_ms - SECOND, value=b"%d" % each) for each in range(5)]
+    kept.save(*messages)
+    kept.save(*messages)
+    assert values_of(turned(claim(*messages))) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_cancel_is_heard_whichever_came_first(kept, claim, turned, now_ms):
+    before, after, other = (Sent(due_ms=now_ms - SECOND, value=b"%d" % each) for each in range(3))
+    kept.save(cancel_of(before), before, after, cancel_of(after), other)
+    assert values_of(turned(claim(before))) == [b"2"]
+
+
+def test_what_is_due_in_the_same_ms_comes_out_as_it_came(kept, claim, turned, now_ms):
+    messages = [Sent(due_ms=now_ms - SECOND, value=b"%d" % each) for each in (3, 1, 4, 1, 5, 9, 2)]
+    kept.save(*messages)
+    assert [row.value for row in turned(claim(*messages))] == [one.value for one in messages]
+
+
+def test_settled_is_gone_and_settling_twice_harms_nothing(kept, store, claim, soon_ms):
+    settled, waits = Sent(due_ms=soon_ms), Sent(due_ms=soon_ms + SECOND)
+    kept.save(settled, waits)
+    claims = claim(settled)
+    store.begin(claims, soon_ms)
+    store.settle(claims)
+    store.settle(claims)
+    assert store.find(settled.id, soon_ms) is None
+    assert store.find(waits.id, soon_ms).id == waits.id
+    assert list(store.overdue(soon_ms - SECOND)) == []
+
+
+def test_what_is_given_up_is_overdue_and_knows_when_it_was_begun(kept, store, claim, read, now_ms):
+    message = Sent(due_ms=now_ms - 2 * SECOND, value=b"again")
+    kept.save(message)
+    claims = claim(message)
+    store.begin(claims, now_ms)
+    store.give_up(claims)
+    again = store.overdue(now_ms + 5 * SECOND)
+    assert [each.begun_ms for each in again] == [now_ms]
+    assert values_of(read(again)) == [b"again"]
+
+
+def test_what_is_claimed_is_claimed_by_nobody_else(kept, store, claim, soon_ms):
+    message = Sent(due_ms=soon_ms)
+    kept.save(message)
+    assert sum(each.count for each in claim(message)) == 1
+    assert claim(message) == []
+    assert list(store.overdue(soon_ms + MINUTE)) == []
+
+
+def test_a_message_is_found_and_a_cancelled_one_is_told(kept, store, reader, now_ms):
+    near, far, cancelled = (
+        Sent(due_ms=now_ms + ms, key=b"\xff", value=b"x", headers=(("a", b"1"),))
+        for ms in (20 * SECOND, 50 * MINUTE, 30 * MINUTE)
+    )
+    kept.save(near, far, cancelled, cancel_of(cancelled))
+    for one, is_cancelled in ((near, False), (far, False), (cancelled, True)):
+        found = reader.find(one.id, now_ms)
+        assert (found.id, found.topic, found.cancelled) == (one.id, "orders", is_cancelled)
+        assert (found.key, found.value, list(found.headers)) == (b"\xff", b"x", [("a", b"1")])
+    never = MessageId(due_ms=now_ms + MINUTE, unique="never")
+    assert reader.find(never, now_ms) is store.find(never, now_ms) is None
+
+
+def test_what_waits_is_counted_where_it_is_due_and_listed_in_order(kept, store, reader, now_ms):
+    delays_ms = [50 * MINUTE, 15 * SECOND, 5 * MINUTE, 15 * SECOND + 1, 16 * SECOND]
+    messages = [Sent(due_ms=now_ms + ms, topic=f"t{ms}") for ms in delays_ms]
+    cancelled = Sent(due_ms=now_ms + 6 * MINUTE)
+    kept.save(*messages, cancelled, cancel_of(cancelled))
+    slots = list(store.pending(now_ms))
+    assert [(slot.start_ms, slot.end_ms) for slot in slots] == sorted(
+        (slot.start_ms, slot.end_ms) for slot in slots
+    )
+    for one in messages:
+        assert any(slot.start_ms <= one.due_ms < slot.end_ms for slot in slots)
+    # The cancel and what it cancels count until their time.
+    assert sum(slot.count for slot in slots) == len(messages) + 2
+    listed = [found.id for found in reader.messages(now_ms)]
+    assert listed == sorted((one.id for one in messages), key=lambda id_: id_.due_ms)
+    (third,) = reader.messages(now_ms, topic=f"t{5 * MINUTE}")
+    assert third.id == messages[2].id
+    between = reader.messages(now_ms, from_ms=messages[4].due_ms, to_ms=messages[0].due_ms)
+    assert [found.id for found in between] == [messages[4].id, messages[2].id]
+    assert len(list(reader.messages(now_ms, limit=2))) == 2
+
+
+def test_100_000_messages_come_out_once_each(kept, store, claim, read, soon_ms):
+    messages = [Sent(due_ms=soon_ms + each % 3_000, value=b"%d" % each) for each in range(100_000)]
+    kept.save(*messages)
+    assert sum(slot.count for slot in store.pending(soon_ms - 5 * SECOND)) == 100_000
+    claims = claim(*messages)
+    assert sum(each.count for each in claims) == 100_000
+    assert {row.value for row in read(claims)} == {one.value for one in messages}
+    store.begin(claims, soon_ms)
+    store.settle(claims)
+    assert list(store.pending(soon_ms)) == []
+
+
+# The wheel has one reader: the one that leads.
+@pytest.mark.parametrize("kept", ["redis", "aerospike"], indirect=True)
+def test_two_readers_at_once_share_what_is_due_and_nothing_is_in_both(kept, store, read, now_ms):
+    messages = [Sent(due_ms=now_ms - each, value=b"%d" % each) for each in range(20_000)]
+    kept.save(*messages)
+    stores = [store, kept.open()]
+    claims = [[], []]
+
+    def take(number):
+        # Windows from the oldest on, as two pipelines would that both think they lead.
+        for ms in range(20_000, -1, -250):
+            claims[number] += stores[number].overdue(now_ms - ms + 1)
+
+    threads = [threading.Thread(target=take, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stores[1].close()
+    assert all(claims)
+    assert values_of(read([*claims[0], *claims[1]])) == sorted(one.value for one in messages)
