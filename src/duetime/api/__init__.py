@@ -1,0 +1,19 @@
+"""The HTTP API: FastAPI over the same functions as the command line.
+
+```
+request -> guard      limits of size and time, for every request
+        -> desk       what requests need: settings, clock, reader, courier; who asks (tokens)
+        -> messages   schedule, list, show, cancel, reschedule, deliver now
+           dead       dead letters: list, show, redrive
+           rejected   records that were refused: list, show
+           state      pending, status, events, health, metrics
+           watch      what the events say, asked for once for all who listen
+           dashboard  the page for people, of the same requests
+           keys       what senders called their messages: the same answer twice
+        -> courier    records to Kafka, and when they have arrived
+           spool      what is accepted while Kafka does not answer
+           readback   after a crash: what of it has arrived
+errors  -> problems   RFC 9457, with the reasons of duetime.errors
+serve, address        the server: host, port, TLS
+```
+"""

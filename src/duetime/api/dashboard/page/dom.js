@@ -1,0 +1,46 @@
+// Elements, made of names, attributes and text. Text is never read as markup.
+
+export const byId = (id) => document.getElementById(id);
+
+export function make(name, attributes = {}, ...children) {
+  return filled(document.createElement(name), attributes, children);
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function draw(name, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, name), attributes, children);
+}
+
+function filled(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+// A table: each column is a heading and what makes a cell's content of a row.
+export function table(caption, columns, rows) {
+  const heads = columns.map((each) => make("th", { scope: "col", class: each.kind }, each.head));
+  const lines = rows.map((row) =>
+    make("tr", {}, ...columns.map((each) => make("td", { class: each.kind }, each.cell(row)))),
+  );
+  return make("table", { "aria-label": caption }, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines));
+}
+
+export function button(text, act, kind = null) {
+  return make("button", { type: "button", class: kind, click: act }, text);
+}
+
+// A sentence for whoever looks, or listens.
+let hide;
+export function say(text) {
+  clearTimeout(hide);
+  // Above an open dialog, which would hide it otherwise.
+  (document.querySelector("dialog[open]") ?? document.body).append(byId("said"));
+  byId("said").textContent = text;
+  hide = setTimeout(() => { byId("said").textContent = ""; }, 10_000);
+}

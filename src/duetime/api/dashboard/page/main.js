@@ -1,0 +1,34 @@
+// The page, put together: what comes by itself, and what somebody asks for.
+
+import { beginDead, openSection } from "./dead.js";
+import { follow } from "./events.js";
+import { beginMessages, listBetween } from "./messages.js";
+import { asOf, beginTiles, showConnection, showSpooled, showTiles } from "./tiles.js";
+import { beginToken } from "./token.js";
+import { showTraffic } from "./traffic.js";
+import { beginTable, beginWaiting, showWaiting } from "./waiting.js";
+
+let lastMs = 0;
+
+beginToken();
+beginTiles(openSection);
+beginWaiting(listBetween);
+beginTable();
+beginMessages();
+beginDead();
+
+follow({
+  look(seen) {
+    lastMs = seen.at_ms;
+    showConnection("live", "Live");
+    showTiles(seen, showTraffic(seen));
+    showWaiting(seen);
+  },
+  trouble({ problem, spooled }) {
+    showSpooled(spooled);
+    showConnection("trouble", `${problem.detail}${asOf(lastMs)}`);
+  },
+  lost() {
+    showConnection("lost", `The connection is lost; trying again.${asOf(lastMs)}`);
+  },
+});

@@ -1,0 +1,148 @@
+// Messages that wait: search, show, cancel, reschedule, deliver now.
+
+import { get, post, remove, Problem } from "./api.js";
+import { confirm, hideDetail, recordParts, saying, show } from "./dialogs.js";
+import { button, byId, make, table } from "./dom.js";
+import { asInstant, asLocal, count, duration, fromNow, time } from "./format.js";
+
+const PAGE = 100;
+
+let query = {}, found = [];
+
+export function beginMessages() {
+  const search = byId("search");
+  search.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const { topic, key, from, to } = Object.fromEntries(new FormData(search));
+    begin({ topic, key, from: from && asInstant(from), to: to && asInstant(to) });
+  });
+  byId("look-up").addEventListener("submit", (event) => {
+    event.preventDefault();
+    saying(() => showMessage(byId("look-up").elements.id.value.trim()));
+  });
+  byId("more").addEventListener("click", () => saying(next));
+}
+
+// Those due in a stretch of time, whatever they are.
+export function listBetween(fromMs, toMs) {
+  const fields = byId("search").elements;
+  fields.topic.value = fields.key.value = "";
+  fields.from.value = asLocal(fromMs);
+  fields.to.value = asLocal(toMs + 999);
+  byId("messages").scrollIntoView();
+  fields.topic.focus({ preventScroll: true });
+  begin({ from: new Date(Math.floor(fromMs)).toISOString(), to: new Date(Math.ceil(toMs)).toISOString() });
+}
+
+function begin(wanted) {
+  query = { ...wanted, limit: PAGE };
+  found = [];
+  saying(next);
+}
+
+async function next() {
+  const asked = query;
+  byId("found").textContent = "Looking …";
+  let page;
+  try {
+    page = await get("v1/messages", asked);
+  } catch (error) {
+    byId("found").textContent = error instanceof Problem ? error.message : "";
+    throw error;
+  }
+  // Another search may have begun meanwhile.
+  if (asked !== query) return;
+  found = [...found, ...page.messages];
+  query = { ...asked, cursor: page.cursor };
+  showFound(page.cursor);
+}
+
+function showFound(cursor) {
+  const more = cursor ? ", and there is more to look through" : "";
+  byId("found").textContent = `${count(found.length)} ${found.length === 1 ? "message" : "messages"}${more}.`;
+  byId("more").hidden = !cursor;
+  byId("messages-table").hidden = !found.length;
+  byId("messages-table").replaceChildren(table("Messages found", COLUMNS, found));
+}
+
+const COLUMNS = [
+  { head: "Due", kind: "time", cell: (each) => time(each.due_at_ms) },
+  { head: "From now", kind: "time", cell: (each) => fromNow(each.due_at_ms, Date.now()) },
+  { head: "Topic", kind: "id", cell: (each) => each.topic },
+  { head: "Bytes", kind: "number", cell: (each) => (each.value_bytes == null ? "no value" : count(each.value_bytes)) },
+  { head: "Id", kind: "id", cell: (each) => button(each.id, () => saying(() => showMessage(each.id)), "plain") },
+];
+
+const pathOf = (id) => `v1/messages/${encodeURIComponent(id)}`;
+
+async function showMessage(id) {
+  const message = await get(pathOf(id));
+  const parts = [
+    ["Id", make("code", {}, message.id)],
+    ["Due", time(message.due_at_ms)],
+    ["Topic", message.topic],
+    ["Partition", message.partition?.toString()],
+    ["Cluster", message.cluster],
+    ["Expires", message.expires_ms && time(message.expires_ms)],
+    ["Cancelled", message.cancelled ? "yes: it will not be delivered" : null],
+    ...recordParts(message),
+  ];
+  const buttons = message.cancelled ? [] : [
+    button("Deliver now …", () => askDeliverNow(message)),
+    button("Reschedule …", () => askReschedule(message)),
+    button("Cancel it …", () => askCancel(message)),
+  ];
+  show("Message", parts, buttons);
+}
+
+const named = (message) => `${message.id}, for ${message.topic}, due ${fromNow(message.due_at_ms, Date.now())}.`;
+
+function askCancel(message) {
+  confirm({
+    title: "Cancel this message?",
+    text: `${named(message)} It will never be delivered.`,
+    yes: "Cancel the message",
+    act: async () => {
+      await remove(pathOf(message.id));
+      gone(message);
+      return "Cancelled: it will not be delivered.";
+    },
+  });
+}
+
+function askDeliverNow(message) {
+  confirm({
+    title: "Deliver this message now?",
+    text: named(message),
+    yes: "Deliver it now",
+    act: async () => {
+      await post(`${pathOf(message.id)}/deliver-now`);
+      gone(message);
+      return "It is on its way.";
+    },
+  });
+}
+
+function askReschedule(message) {
+  const field = (text, name, more) => make("label", {}, text, make("input", { name, autocomplete: "off", ...more }));
+  confirm({
+    title: "Give this message another time",
+    text: `${named(message)} Fill in one of the two.`,
+    yes: "Reschedule",
+    fields: [field("In (such as 90s, 1h30m, 7d)", "in"), field("Or at, in your time", "at", { type: "datetime-local", step: "1" })],
+    act: async (given) => {
+      const due = { ...(given.in && { in: given.in }), ...(given.at && { at: asInstant(given.at) }) };
+      const again = await post(`${pathOf(message.id)}/reschedule`, due);
+      gone(message);
+      return `It is due in ${duration(new Date(again.due) - Date.now())} now, as ${again.id}.`;
+    },
+  });
+}
+
+// It is called so no more.
+function gone(message) {
+  hideDetail();
+  if (!found.length) return;
+  found = found.filter((each) => each.id !== message.id);
+  showFound(query.cursor);
+}

@@ -1,0 +1,93 @@
+// How things are now: who leads, what is late, how many of what.
+
+import { byId, make } from "./dom.js";
+import { count, duration, instant, rate } from "./format.js";
+
+// Each tile: what it is called, and of a look: a value, words about it, whether it is bad.
+const TILES = [
+  ["Leader", ({ status, at_ms }) => ({
+    words: true,
+    value: status.leader ?? "none",
+    about: status.leader ? (status.since_ms ? `for ${duration(at_ms - status.since_ms)}` : "") : "nothing is delivered",
+    bad: !status.leader,
+  })],
+  ["Standing by", ({ status }) => ({ value: count(status.standbys.length), about: status.standbys.join(", ") })],
+  ["Waiting", ({ status }) => ({ value: count(status.waiting), about: "in the store" })],
+  ["Late", ({ status }) => ({
+    value: count(status.late),
+    about: status.late ? `the oldest by ${duration(status.lag_ms)}` : "nothing",
+    bad: status.late > 0,
+  })],
+  ["Taken in", ({ totals }, rates) => perSecond(rates.in, totals.taken_in)],
+  ["Left the wheel", ({ totals }, rates) => perSecond(rates.out, totals.released)],
+  ["Rejected", ({ totals }) => sum(totals.rejected, "rejected", "List them")],
+  ["Failed attempts", ({ totals }) => ({ ...sum(totals.failed), about: "tried again, or dead" })],
+  ["Dead letters", ({ totals }) => sum(totals.dead, "dead", "List them")],
+  ["Spooled", ({ spooled }) => ({
+    value: count(spooled),
+    about: spooled ? "accepted, and not in Kafka yet" : "on this API's disk",
+    bad: spooled > 0,
+  })],
+];
+
+const UNKNOWN = { value: "not known", words: true, about: "Kafka's offsets do not tell" };
+
+function perSecond(now, total) {
+  if (total == null) return UNKNOWN;
+  return { value: now == null ? "…" : `${rate(now)}/s`, about: `${count(total)} so far` };
+}
+
+function sum(number, section = null, link = null) {
+  if (number == null) return UNKNOWN;
+  return { value: count(number), about: "so far", section, link };
+}
+
+const shown = new Map();
+
+export function beginTiles(open) {
+  for (const [name] of TILES) {
+    const value = make("div", { class: "value" }, "…");
+    const about = make("div", { class: "about" });
+    const tile = make("div", { class: "tile" }, make("dt", {}, name), make("dd", {}, value, about));
+    shown.set(name, { tile, value, about, open });
+    byId("tiles").append(tile);
+  }
+}
+
+export function showTiles(look, rates) {
+  for (const [name, of] of TILES) showTile(name, of(look, rates));
+}
+
+// What is known of the API itself while Kafka does not answer.
+export function showSpooled(spooled) {
+  const [name, of] = TILES.at(-1);
+  showTile(name, of({ spooled }));
+}
+
+function showTile(name, said) {
+  const { tile, value, about, open } = shown.get(name);
+  value.textContent = said.value;
+  value.classList.toggle("words", Boolean(said.words));
+  tile.dataset.state = said.bad ? "bad" : "good";
+  if (!said.link) about.textContent = said.about;
+  else if (!about.querySelector("a")) about.replaceChildren(link(said, name, open));
+}
+
+function link({ section, link: text }, name, open) {
+  const act = (event) => {
+    event.preventDefault();
+    open(section);
+  };
+  return make("a", { href: `#${section}`, click: act, "aria-label": `${text}: ${name}` }, text);
+}
+
+// How the connection is: `state` for the eye, the text for everybody.
+export function showConnection(state, text) {
+  const shownNow = byId("connection");
+  shownNow.dataset.state = state;
+  // Only what is new is read aloud.
+  if (shownNow.textContent !== text) shownNow.textContent = text;
+  document.body.classList.toggle("stale", state !== "live");
+}
+
+export const asOf = (ms) => (ms ? ` What you see is of ${instant(ms)}.` : "");

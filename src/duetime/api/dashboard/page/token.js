@@ -1,0 +1,46 @@
+// The token, if the API wants one: in this tab's session storage, and nowhere else.
+
+import { byId } from "./dom.js";
+
+const NAME = "duetime-token";
+
+export const authorised = () => {
+  const token = sessionStorage.getItem(NAME);
+  return token ? { Authorization: `Bearer ${token}` } : {};
+};
+
+let asked = null;
+
+// Ends when another token is given. All who ask at once wait for the same.
+export function newToken(refused) {
+  asked ??= ask(refused).finally(() => { asked = null; });
+  return asked;
+}
+
+function ask(refused) {
+  const dialog = byId("ask-token");
+  const field = dialog.querySelector("input");
+  byId("token-wrong").textContent = refused ? "The API does not know this token." : "";
+  field.value = "";
+  return new Promise((resolve) => {
+    const submitted = () => {
+      sessionStorage.setItem(NAME, field.value);
+      field.value = "";
+      byId("forget").hidden = false;
+      dialog.oncancel = null;
+      resolve();
+    };
+    dialog.querySelector("form").onsubmit = submitted;
+    // Without one there is nothing to see.
+    dialog.oncancel = (event) => event.preventDefault();
+    dialog.showModal();
+  });
+}
+
+export function beginToken() {
+  byId("forget").hidden = !sessionStorage.getItem(NAME);
+  byId("forget").addEventListener("click", () => {
+    sessionStorage.removeItem(NAME);
+    location.reload();
+  });
+}

@@ -1,0 +1,72 @@
+"""/v1/dead: what could not be delivered, looked at and brought back."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from duetime.api.desk import AtDesk, ByCaller
+from duetime.api.models import Dead, DeadPage, DeadSummary, Redrive, Redriven, body
+from duetime.api.tokens import Caller
+from duetime.clock import parse_instant
+from duetime.dead import DeadLetters, Selection
+from duetime.errors import InvalidMessage, Reason, UnknownMessage
+
+router = APIRouter(prefix="/v1/dead", tags=["dead letters"])
+
+#: The most letters in one answer.
+MOST = 1_000
+
+
+@router.get("")
+def list_letters(  # noqa: PLR0913 (a parameter each)
+    desk: AtDesk,
+    caller: ByCaller,
+    *,
+    topic: Annotated[str | None, Query(description="Those for this destination.")] = None,
+    reason: Annotated[str | None, Query(description="Those that died of this.")] = None,
+    since: Annotated[str | None, Query(description="Dead since then; with a zone.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MOST)] = 50,
+) -> DeadPage:
+    """The latest dead letters that were not brought back, without what is in them."""
+    selection = _selection(caller, topic, reason, since)
+    seen = DeadLetters(desk.settings).latest(selection, limit)
+    return DeadPage(letters=[DeadSummary.model_validate(each) for each in seen])
+
+
+@router.get("/{number}")
+def show(number: Annotated[int, Path(ge=0)], desk: AtDesk, caller: ByCaller) -> Dead:
+    """All about a dead letter."""
+    letter = DeadLetters(desk.settings).find(number)
+    if not caller.allows(letter.topic):
+        raise UnknownMessage(f"no dead letter has the number {number}, or it was brought back")
+    summary = DeadSummary.model_validate(letter)
+    return Dead(**summary.model_dump(), **body(letter))
+
+
+@router.post("/redrive")
+def redrive(wanted: Redrive, desk: AtDesk, caller: ByCaller) -> Redriven:
+    """Send dead letters once more, due now; each is brought back once, also by two at a time."""
+    which = (wanted.numbers, wanted.topic, wanted.reason, wanted.since)
+    if not wanted.all and all(each is None for each in which):
+        raise InvalidMessage(
+            Reason.UNREADABLE, "say which: numbers, topic, reason, since, or all: true"
+        )
+    selection = _selection(caller, wanted.topic, wanted.reason, wanted.since, wanted.numbers)
+    sent = DeadLetters(desk.settings).redrive(selection, desk.clock)
+    return Redriven(redriven=sent)
+
+
+def _selection(
+    caller: Caller,
+    topic: str | None,
+    reason: str | None,
+    since: str | None,
+    numbers: list[int] | None = None,
+) -> Selection:
+    return Selection(
+        topic=topic,
+        reason=reason,
+        since_ms=None if since is None else parse_instant(since),
+        numbers=None if numbers is None else frozenset(numbers),
+        allows=caller.allows,
+    )

@@ -1,0 +1,78 @@
+"""What every request needs, made once: settings, clock, what reads Kafka and what writes to it."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from duetime.api.courier import Courier
+from duetime.api.keys import Keys
+from duetime.api.spool import Spool
+from duetime.api.tokens import Caller, reader_of_tokens
+from duetime.api.watch import Lookout, Watch
+from duetime.clock import Clock, SystemClock
+from duetime.config import Settings
+from duetime.local.disk import data_home
+from duetime.stores import Reader
+from duetime.stores.opening import open_reader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """Where requests are answered from."""
+
+    settings: Settings
+    clock: Clock
+    reader: Reader
+    courier: Courier
+    keys: Keys
+    who: Callable[[str | None], Caller]
+    watch: Watch
+
+
+@asynccontextmanager
+async def open_desk(settings: Settings) -> AsyncIterator[Desk]:
+    """The desk, as long as the block lasts. Nothing is asked of Kafka yet. Raises SetupError."""
+    reader, clock = open_reader(settings), SystemClock()
+    async with (
+        Courier(settings, open_spool(settings), clock) as courier,
+        Watch(partial(Lookout, settings, reader, clock), courier) as watch,
+    ):
+        yield Desk(
+            settings=settings,
+            clock=clock,
+            reader=reader,
+            courier=courier,
+            keys=Keys(),
+            who=reader_of_tokens(settings.api_tokens),
+            watch=watch,
+        )
+    reader.close()
+
+
+def open_spool(settings: Settings) -> Spool:
+    """The spool of these settings. Raises SetupError."""
+    return Spool(settings.api_spool or data_home() / "spool.db", settings.api_spool_bytes)
+
+
+async def _desk(request: Request) -> Desk:
+    return cast("Desk", request.app.state.desk)
+
+
+AtDesk = Annotated[Desk, Depends(_desk)]
+
+Bearer = HTTPBearer(auto_error=False, description="One of `api_tokens`, where there are any.")
+
+
+async def caller_of(
+    desk: AtDesk, given: Annotated[HTTPAuthorizationCredentials | None, Depends(Bearer)]
+) -> Caller:
+    """Who asks, by the token. Raises Unauthorised."""
+    return desk.who(given.credentials if given else None)
+
+
+ByCaller = Annotated[Caller, Depends(caller_of)]

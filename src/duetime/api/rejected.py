@@ -1,0 +1,41 @@
+"""/v1/rejected: records that were refused when they came in."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from duetime import rejected
+from duetime.api.desk import AtDesk, ByCaller
+from duetime.api.models import RejectedPage, RejectedRecord, RejectedSummary, body
+from duetime.api.problems import TopicNotAllowed
+from duetime.api.tokens import Caller
+
+router = APIRouter(prefix="/v1/rejected", tags=["rejected records"])
+
+#: The most records in one answer.
+MOST = 1_000
+
+
+@router.get("")
+def list_records(
+    desk: AtDesk, caller: ByCaller, limit: Annotated[int, Query(ge=1, le=MOST)] = 50
+) -> RejectedPage:
+    """The latest rejected records, without what is in them; for tokens of all topics."""
+    _check(caller)
+    found = rejected.latest(desk.settings, limit)
+    return RejectedPage(records=[RejectedSummary.model_validate(each) for each in found])
+
+
+@router.get("/{number}")
+def show(number: Annotated[int, Path(ge=0)], desk: AtDesk, caller: ByCaller) -> RejectedRecord:
+    """All about one; for tokens of all topics."""
+    _check(caller)
+    found = rejected.find(desk.settings, number)
+    summary = RejectedSummary.model_validate(found)
+    return RejectedRecord(**summary.model_dump(), **body(found))
+
+
+def _check(caller: Caller) -> None:
+    """Of many nobody knows which topic they were for."""
+    if not caller.sees_all:
+        raise TopicNotAllowed(f"the token {caller.name} is not for all topics")

@@ -1,0 +1,199 @@
+"""What was accepted and is not in Kafka yet: a file that survives `kill -9`, in order of arrival.
+
+```
+put     a record is accepted: it is on the disk when this returns
+take    the next ones are handed to Kafka's client: noted before, because they may arrive
+remove  Kafka has them
+taken   after a crash: those of which Kafka may have any
+settle  and now it is known which
+```
+One thread at a time. SQLite in WAL mode, with an fsync for every write.
+"""
+
+import base64
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from duetime.errors import DuetimeError, SetupError
+from duetime.message import MessageId
+from duetime.outgoing import Header, Outgoing
+
+#: `taken` is a table of its own, so that noting it does not write a payload once more.
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS spool (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    topic TEXT NOT NULL,
+    key BLOB,
+    value BLOB,
+    headers TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS taken (number INTEGER PRIMARY KEY, taken_ms INTEGER NOT NULL);
+CREATE TRIGGER IF NOT EXISTS removed DELETE ON spool
+    BEGIN DELETE FROM taken WHERE number = OLD.number; END;
+"""
+
+#: Room beyond the limit, in pages: what was accepted can be noted as taken, and removed.
+NOTES_PAGES = 1_024
+
+
+class SpoolFull(DuetimeError):
+    """Kafka does not answer, and there is no room for more in the spool or on its disk."""
+
+    reason = "spool-full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spooled:
+    """A record in the spool."""
+
+    number: int
+    record: Outgoing
+
+
+class Spool:
+    """The file. Raises SetupError where it cannot be opened."""
+
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Used by one thread at a time, but not always by the same one.
+            self._db = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, timeout=1
+            )
+            self._prepare(most_bytes)
+        except (OSError, sqlite3.Error) as error:
+            raise SetupError(
+                f"the spool {path} cannot be used ({error}): see api_spool, and that no other "
+                "duetime api has it"
+            ) from error
+
+    def put(self, records: Sequence[Outgoing], taken_ms: int | None = None) -> list[int]:
+        """Keep them, all or none; returns the numbers of new ones. Raises SpoolFull.
+
+        `taken_ms` is when they were handed to Kafka's client, if they were.
+        """
+        return self.put_all([(records, taken_ms)])[0]
+
+    def put_all(self, puts: Sequence[tuple[Sequence[Outgoing], int | None]]) -> list[list[int]]:
+        """The same for several, with one write to the disk."""
+        try:
+            with self._transaction(self._pages):
+                return [self._put(records, taken_ms) for records, taken_ms in puts]
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                raise
+            raise SpoolFull("Kafka does not answer, and the spool is full: try later") from error
+
+    def take(self, most: int, now_ms: int) -> list[Spooled]:
+        """The next ones that were not taken yet, in order."""
+        rows = self._db.execute(
+            "SELECT number, id, topic, key, value, headers FROM spool "
+            "WHERE number NOT IN (SELECT number FROM taken) ORDER BY number LIMIT ?",
+            (most,),
+        ).fetchall()
+        with self._transaction():
+            self._note([row[0] for row in rows], now_ms)
+        return [_spooled(row) for row in rows]
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Kafka has these. Safe to repeat."""
+        with self._transaction():
+            self._each("DELETE FROM spool WHERE number = ?", [(each,) for each in numbers])
+
+    def taken(self) -> dict[str, int]:
+        """When each that was taken was first taken, epoch ms, by its id."""
+        rows = self._db.execute("SELECT id, taken_ms FROM spool JOIN taken USING (number)")
+        return dict(rows.fetchall())
+
+    def settle(self, arrived: Iterable[str]) -> None:
+        """Of those that were taken, these have arrived; the others are to be taken again."""
+        with self._transaction():
+            self._each(
+                "DELETE FROM spool WHERE id = ? AND number IN (SELECT number FROM taken)",
+                [(each,) for each in arrived],
+            )
+            self._db.execute("DELETE FROM taken")
+
+    def depth(self) -> int:
+        """How many there are."""
+        (count,) = self._db.execute("SELECT count(*) FROM spool").fetchone()
+        return int(count)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _prepare(self, most_bytes: int) -> None:
+        # No other process may have it: what one takes the other would take as well.
+        for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
+            self._db.execute(f"PRAGMA {pragma}").fetchall()
+        self._db.executescript(SCHEMA)
+        (page_bytes,) = self._db.execute("PRAGMA page_size").fetchone()
+        self._pages = max(1, most_bytes // page_bytes)
+
+    def _put(self, records: Sequence[Outgoing], taken_ms: int | None) -> list[int]:
+        inserted = [self._insert(each) for each in records]
+        numbers = [each for each in inserted if each is not None]
+        self._note(numbers, taken_ms)
+        return numbers
+
+    def _insert(self, record: Outgoing) -> int | None:
+        """Its number; None where one with this id is there."""
+        done = self._db.execute(
+            "INSERT OR IGNORE INTO spool (id, topic, key, value, headers) VALUES (?, ?, ?, ?, ?)",
+            (str(record.id), record.topic, record.key, record.value, _text(record.headers)),
+        )
+        return done.lastrowid if done.rowcount else None
+
+    def _note(self, numbers: Iterable[int], taken_ms: int | None) -> None:
+        if taken_ms is not None:
+            self._each("INSERT INTO taken VALUES (?, ?)", [(each, taken_ms) for each in numbers])
+
+    def _each(self, statement: str, rows: Sequence[tuple[int | str, ...]]) -> None:
+        self._db.executemany(statement, rows)
+
+    @contextmanager
+    def _transaction(self, pages: int | None = None) -> Iterator[None]:
+        """All or nothing, in a file of at most so many pages."""
+        most = self._pages + NOTES_PAGES if pages is None else pages
+        self._db.execute(f"PRAGMA max_page_count = {most}").fetchall()
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            # SQLite has rolled back already where the disk is full.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+
+def _text(headers: Iterable[Header]) -> str:
+    return json.dumps(
+        [
+            (name, None if value is None else base64.b64encode(value).decode())
+            for name, value in headers
+        ]
+    )
+
+
+def _spooled(row: tuple[int, str, str, bytes | None, bytes | None, str]) -> Spooled:
+    number, name, topic, key, value, headers = row
+    return Spooled(
+        number=number,
+        record=Outgoing(
+            id=MessageId.parse(name),
+            topic=topic,
+            key=key,
+            value=value,
+            headers=tuple(
+                (each, None if text is None else base64.b64decode(text))
+                for each, text in json.loads(headers)
+            ),
+        ),
+    )

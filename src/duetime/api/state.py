@@ -1,0 +1,71 @@
+"""What waits, who delivers, and whether this process is well: pending, status, health, metrics."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+from fastapi.responses import StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from duetime.api.desk import AtDesk, caller_of
+from duetime.api.models import Counts, State, counts
+from duetime.api.spool import SpoolFull
+from duetime.clock import parse_instant
+from duetime.status import status as ask
+from duetime.stores.reader import within
+
+router = APIRouter(tags=["state"])
+
+#: Any token will do: nothing here names a topic.
+ANY_TOKEN = [Depends(caller_of)]
+
+EVENT_STREAM = "text/event-stream"
+
+
+@router.get("/v1/pending", dependencies=ANY_TOKEN)
+def pending(
+    desk: AtDesk,
+    from_: Annotated[str | None, Query(alias="from", description="Due then or later.")] = None,
+    to: Annotated[str | None, Query(description="Due before then.")] = None,
+) -> Counts:
+    """How many records wait until when, from offsets alone; cancels count until their time."""
+    from_ms, to_ms = (None if each is None else parse_instant(each) for each in (from_, to))
+    slots = within(desk.reader.pending(desk.clock.now_ms()), from_ms, to_ms)
+    return counts(slots)
+
+
+@router.get("/v1/status", dependencies=ANY_TOKEN)
+def status(desk: AtDesk) -> State:
+    """Who leads, who stands by, and whether anything is late."""
+    return State.model_validate(ask(desk.settings, desk.clock), from_attributes=True)
+
+
+@router.get(
+    "/v1/events",
+    dependencies=ANY_TOKEN,
+    response_class=StreamingResponse,
+    responses={200: {"content": {EVENT_STREAM: {}}}},
+)
+async def events(desk: AtDesk) -> StreamingResponse:
+    """Server-sent events, every two seconds: `look` says how all is, `trouble` why nobody knows."""
+    headers = {"Cache-Control": "no-store"}
+    return StreamingResponse(desk.watch.events(), media_type=EVENT_STREAM, headers=headers)
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """Whether this process lives."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(desk: AtDesk) -> dict[str, str]:
+    """Whether messages are taken, by Kafka or the spool: 503 when that is full."""
+    if desk.courier.is_full:
+        raise SpoolFull("Kafka does not answer, and the spool is full")
+    return {"status": "ok"}
+
+
+@router.get("/metrics", dependencies=ANY_TOKEN, response_class=Response)
+def metrics() -> Response:
+    """For Prometheus."""
+    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

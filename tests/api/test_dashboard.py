@@ -1,0 +1,329 @@
+"""The dashboard in a real Chromium, over a real API and broker."""
+
+import os
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import expect, sync_playwright
+from tests.api.conftest import Running, alike
+from tests.api.test_events import reject
+from tests.conftest import WheelWriter, created_topics, dead_letters_of, small_settings
+
+from duetime.api.address import url
+from duetime.message import MessageId
+
+pytestmark = pytest.mark.system
+
+MINUTE_MS = 60_000
+
+#: What a test may wait for something to be seen: a look at Kafka every 2 s, on a busy machine.
+PATIENCE_MS = 20_000
+
+CHECK = (Path(__file__).parent / "accessible.js").read_text(encoding="utf-8")
+
+SECRET = "0123456789abcdef-secret"  # noqa: S105 (of this test alone)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Where there is no Chromium, tests are skipped on a laptop and fail in CI."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        assert not os.environ.get("CI")
+        pytest.skip("there is no chromium: install it (Debian: apt install chromium)")
+    own = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=own)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def look(browser):
+    """Opens the page of these settings; at the end nothing may have gone wrong in it."""
+    contexts, wrong = [], []
+
+    def opened(settings, **options):
+        contexts.append(browser.new_context(locale="en-GB", **options))
+        contexts[-1].set_default_timeout(PATIENCE_MS)
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if is_wrong(said) else None)
+        page.goto(url(settings))
+        return page
+
+    expect.set_options(timeout=PATIENCE_MS)
+    yield opened
+    for each in contexts:
+        each.close()
+    assert wrong == []
+
+
+def is_wrong(said):
+    """An answer that is a problem, or none at all, is no fault of the page."""
+    return said.type == "error" and not said.text.startswith("Failed to load resource")
+
+
+@pytest.fixture(scope="module")
+def served(broker, tmp_path_factory):
+    """The settings of one API that the tests share: each has topics of its own."""
+    settings = alike(small_settings(broker.bootstrap), tmp_path_factory.mktemp("api"))
+    with created_topics(settings):
+        running = Running(settings)
+        yield settings
+        running.stop()
+
+
+@pytest.fixture
+def waiting(served, now_ms):
+    return WheelWriter(served, now_ms)
+
+
+def live(page):
+    expect(page.locator("#connection")).to_have_text("Live")
+    return page
+
+
+def tile(page, name):
+    return page.locator(".tile", has=page.get_by_text(name, exact=True)).locator(".value")
+
+
+def search(page, **fields):
+    for name, text in fields.items():
+        page.locator(f"#search [name={name}]").fill(text)
+    page.get_by_role("button", name="Search").click()
+
+
+def show(page, identity):
+    page.get_by_label("Id", exact=True).fill(str(identity))
+    page.get_by_role("button", name="Look up").click()
+    return page.get_by_role("dialog", name="Message")
+
+
+def answer(page, text):
+    """Answer the question that the page asks before it does anything."""
+    page.locator("#question").get_by_role("button", name=text).click()
+
+
+def test_an_empty_system_says_so_and_what_comes_is_seen(look, settings, wheel, now_ms, tmp_path):
+    running = Running(alike(settings, tmp_path))
+    page = live(look(running.settings))
+
+    expect(tile(page, "Leader")).to_have_text("none")
+    for name in ("Waiting", "Late", "Rejected", "Failed attempts", "Dead letters", "Spooled"):
+        expect(tile(page, name)).to_have_text("0")
+    expect(page.locator("#waiting-readout")).to_contain_text("0 records wait")
+    search(page)
+    expect(page.locator("#found")).to_have_text("0 messages.")
+    page.get_by_role("link", name="List them: Dead letters").click()
+    expect(page.locator("#dead-found")).to_contain_text("0 letters")
+    page.get_by_role("link", name="List them: Rejected").click()
+    expect(page.locator("#rejected-found")).to_have_text("There are none.")
+    wheel.message("orders", now_ms + MINUTE_MS)
+    expect(tile(page, "Waiting")).to_have_text("1")
+    running.stop()
+
+
+def test_messages_are_found_by_topic_key_and_id_and_shown_as_text(look, served, waiting, now_ms):
+    evil = "<img src=x onerror=alert(1)>"
+    found = waiting.message("found", now_ms + MINUTE_MS, key="mine", value=evil)
+    waiting.message("found", now_ms + MINUTE_MS, key="other")
+    page = live(look(served))
+
+    search(page, topic="found")
+    expect(page.locator("#messages-table tbody tr")).to_have_count(2)
+    search(page, topic="", key="mine")
+    page.locator("#messages-table").get_by_role("button", name=str(found)).click()
+    shown = page.get_by_role("dialog", name="Message")
+    expect(shown).to_contain_text(evil)
+    expect(shown.locator("img")).to_have_count(0)
+    page.keyboard.press("Escape")
+    show(page, MessageId(due_ms=now_ms + MINUTE_MS, unique="nobody"))
+    expect(page.locator("#said")).to_contain_text("no message")
+
+
+def test_a_message_is_cancelled_after_a_confirmation(look, served, waiting, now_ms, monkeypatch):
+    monkeypatch.setattr("duetime.cancelling.ARRIVAL_MS", 200)
+    identity = waiting.message("cancelled", now_ms + MINUTE_MS)
+    page = live(look(served))
+
+    show(page, identity).get_by_role("button", name="Cancel it …").click()
+    answer(page, "No, go back")
+    expect(page.locator("#question")).to_be_hidden()
+    waiting.cancel(identity)
+    page.get_by_role("button", name="Cancel it …").click()
+    answer(page, "Cancel the message")
+
+    expect(page.locator("#said")).to_have_text("Cancelled: it will not be delivered.")
+    expect(show(page, identity)).to_contain_text("it will not be delivered")
+
+
+def test_a_message_is_delivered_now(look, served, waiting, now_ms):
+    page = live(look(served))
+    show(page, waiting.message("now", now_ms + MINUTE_MS)).get_by_text("Deliver now").click()
+    answer(page, "Deliver it now")
+    expect(page.locator("#said")).to_have_text("It is on its way.")
+
+
+def test_a_message_is_rescheduled_by_keyboard_alone(look, served, waiting, now_ms):
+    identity = waiting.message("keyboard", now_ms + MINUTE_MS)
+    page = live(look(served))
+
+    def tab_to(name):
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            focused = page.locator(":focus")
+            if focused.count() and focused.evaluate(NAME) == name:
+                return
+        pytest.fail(f"{name} is not reached")
+
+    tab_to("Id")
+    page.keyboard.type(str(identity))
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog", name="Message")).to_be_visible()
+    tab_to("Reschedule …")
+    page.keyboard.press("Enter")
+    expect(page.locator("#question")).to_be_visible()
+    page.keyboard.type("never")
+    page.keyboard.press("Enter")
+    expect(page.locator("#question-wrong")).to_contain_text("no duration")
+    for _ in "never":
+        page.keyboard.press("Backspace")
+    page.keyboard.type("30m")
+    page.keyboard.press("Enter")
+    expect(page.locator("#said")).to_contain_text(f"{identity.unique}~1")
+
+
+#: What the focused element is called, as far as this page names things.
+NAME = "each => (each.labels?.[0] ?? each).textContent.trim()"
+
+
+def test_dead_letters_are_shown_and_redriven_after_a_confirmation(look, served):
+    die = dead_letters_of(served)
+    for topic in ("one", "two", "three"):
+        die(topic)
+    page = live(look(served))
+
+    page.get_by_role("link", name="List them: Dead letters").click()
+    rows = page.locator("#dead-table tbody tr")
+    expect(rows).to_have_count(3)
+    rows.first.get_by_role("button").click()
+    expect(page.get_by_role("dialog", name="Dead letter")).to_contain_text("so it is")
+    page.get_by_role("button", name="Close").click()
+    rows.first.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Redrive the 1 chosen …").click()
+    answer(page, "Redrive")
+    expect(page.locator("#said")).to_have_text("1 of 1 sent once more.")
+    expect(rows).to_have_count(2)
+    page.get_by_role("button", name="Redrive all of these …").click()
+    answer(page, "Redrive")
+    expect(page.locator("#dead-found")).to_contain_text("0 letters")
+
+
+def test_rejected_records_are_a_click_away(look, served):
+    source = reject(served)
+    page = live(look(served))
+    page.get_by_role("link", name="List them: Rejected").click()
+    page.locator("#rejected-table").get_by_role("button").first.click()
+    expect(page.get_by_role("dialog", name="Rejected record")).to_contain_text(source)
+
+
+def test_what_waits_is_drawn_from_a_minute_to_years(look, served, waiting, now_ms):
+    waiting.message("drawn", now_ms + 40 * MINUTE_MS)
+    page = live(look(served))
+
+    for zoom in ("minute", "hour", "5 years", "all"):
+        page.get_by_role("radio", name=zoom, exact=True).check()
+        expect(page.locator("#waiting svg")).to_be_visible()
+    page.get_by_role("radio", name="day", exact=True).focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("radio", name="week")).to_be_checked()
+    page.keyboard.press("ArrowLeft")
+    page.get_by_text("The same as a table").click()
+    page.locator("#waiting-table").get_by_role("button", name="List").last.click()
+    expect(page.locator("#messages-table")).to_contain_text("drawn")
+
+
+def test_a_slot_that_is_wider_than_a_bar_is_spread_and_marked(look, served):
+    slots = [
+        {"from_ms": 0, "to_ms": 50, "count": 7},
+        {"from_ms": 110, "to_ms": 120, "count": 3},
+        {"from_ms": 100, "to_ms": 900, "count": 80},
+    ]
+    call = "slots => import('/dashboard/bins.js').then(bins => bins.bins(slots, 100, 400, 4))"
+
+    found = look(served).evaluate(call, slots)
+
+    assert (found["late"], round(found["beyond"])) == (7, 40)
+    bars = [(round(each["exact"]), round(each["spread"])) for each in found["bars"]]
+    assert bars == [(3, 10), (0, 10), (0, 10), (0, 10)]
+
+
+def test_ten_thousand_topics_are_listed_page_by_page(look, served, waiting, now_ms):
+    with waiting.at_once():
+        for each in range(10_000):
+            waiting.message(f"many-{each}", now_ms + 30 * MINUTE_MS + each)
+    page = live(look(served))
+
+    search(page, **{"from": local(page, now_ms + 30 * MINUTE_MS)})
+    expect(page.locator("#messages-table tbody tr")).to_have_count(100)
+    page.get_by_role("button", name="Go on").click()
+    expect(page.locator("#messages-table tbody tr")).to_have_count(200)
+    search(page, topic="many-9876")
+    expect(page.locator("#found")).to_have_text("1 message.")
+
+
+def local(page, ms):
+    """An instant as a field of local time has it."""
+    return page.evaluate("ms => import('/dashboard/format.js').then(f => f.asLocal(ms))", ms)
+
+
+def test_a_lost_connection_is_said_and_found_again(look, served, tmp_path):
+    settings = alike(served, tmp_path)
+    running = Running(settings)
+    page = live(look(settings))
+    running.stop()
+    expect(page.locator("#connection")).to_contain_text("The connection is lost")
+    search(page)
+    expect(page.locator("#found")).to_contain_text("does not answer")
+    running = Running(settings)
+    live(page)
+    running.stop()
+
+
+def test_a_token_is_asked_for_and_kept_in_the_tab_alone(look, served, tmp_path):
+    tokens = {"api_tokens": {"all": {"token": SECRET}}}
+    running = Running(alike(type(served)(**served.model_dump() | tokens), tmp_path))
+    page = look(running.settings)
+    asked = page.get_by_role("dialog", name="A token is needed")
+
+    asked.get_by_label("Token").fill("wrong")
+    page.keyboard.press("Enter")
+    expect(asked).to_contain_text("does not know this token")
+    asked.get_by_label("Token").fill(SECRET)
+    page.keyboard.press("Enter")
+    live(page)
+    assert SECRET not in page.content()
+    assert page.evaluate("localStorage.length + document.cookie.length") == 0
+    page.get_by_role("button", name="Forget the token").click()
+    expect(asked).to_be_visible()
+    running.stop()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_is_named_and_readable_and_fits(look, served, waiting, now_ms, scheme):
+    identity = waiting.message("named", now_ms + 5 * MINUTE_MS)
+    page = live(look(served, color_scheme=scheme, viewport={"width": 360, "height": 740}))
+    search(page, topic="named")
+    expect(page.locator("#messages-table tbody tr").first).to_be_visible()
+
+    assert page.evaluate(CHECK) == []
+    show(page, identity).get_by_text("Reschedule").click()
+    assert page.evaluate(CHECK) == []
+
+
+def test_the_page_asks_nobody_but_the_api(served):
+    page = httpx.get(url(served)).text
+    assert "//" not in page.replace("<!doctype html>", "")

@@ -1,0 +1,98 @@
+"""What the dashboard asks for, without a browser: events, rejected records, keys, its own files."""
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Producer
+from tests.api.conftest import problem_of
+
+from duetime.connection import librdkafka_properties
+from duetime.topics import TopicNames
+
+MINUTE_MS = 60_000
+
+
+@contextmanager
+def events(client):
+    """Each event's name and data, as they come."""
+    with client.stream("GET", "/v1/events") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = (line.partition(": ")[2] for line in answer.iter_lines() if ": " in line)
+        yield ((name, json.loads(next(lines))) for name in lines)
+
+
+def reject(settings, value=b"v"):
+    """Write a rejected record as the pipeline does; where it is said to be from."""
+    source = f"{settings.namespace}.in/0/7"
+    said = [("due-error", "bad-topic"), ("due-error-detail", "so"), ("due-error-source", source)]
+    producer = Producer(librdkafka_properties(settings))
+    producer.produce(TopicNames(settings).rejected, value, b"k", headers=[("own", b"1"), *said])
+    assert producer.flush(30) == 0
+    return source
+
+
+@pytest.mark.system
+def test_events_tell_what_waits_and_what_came_in_again_and_again(api, wheel, settings, now_ms):
+    with events(api) as heard:
+        name, first = next(heard)
+        assert name == "look"
+        assert (first["pending"]["pending"], first["status"]["leader"]) == (0, None)
+        assert first["totals"] == dict.fromkeys(first["totals"], 0)
+        wheel.message("orders", now_ms + MINUTE_MS)
+        api.post("/v1/messages", json={"topic": "orders", "in": "1m"})
+        reject(settings)
+        second = next(look for _, look in heard if look["pending"]["pending"])
+
+    assert second["totals"]["taken_in"] == second["totals"]["rejected"] == 1
+    assert second["at_ms"] > first["at_ms"]
+
+
+def test_while_kafka_is_down_events_say_so_and_what_is_spooled(alone, monkeypatch):
+    monkeypatch.setattr("duetime.stores.offsets.TIMEOUT_S", 0.2)
+    alone.post("/v1/messages", json={"topic": "orders", "in": "1m"})
+    with events(alone) as heard:
+        name, trouble = next(heard)
+    assert (name, trouble["problem"]["reason"], trouble["spooled"]) == ("trouble", "kafka", 1)
+
+
+@pytest.mark.system
+def test_rejected_records_are_listed_and_shown(api, settings, topics):  # noqa: ARG001 (they must be there)
+    for value in (b"1", b"2", b"3"):
+        source = reject(settings, value)
+
+    told = api.get("/v1/rejected", params={"limit": 2}).json()["records"]
+
+    assert [each["number"] for each in told] == [1, 2]
+    assert (told[0]["reason"], told[0]["source"]) == ("bad-topic", source)
+    shown = api.get("/v1/rejected/1").json()
+    assert (shown["key"], shown["value"]) == ("k", "2")
+    assert shown["headers"] == [{"name": "own", "value": "1", "value_base64": None}]
+    assert problem_of(api.get("/v1/rejected/3")) == (404, "unknown-message")
+
+
+@pytest.mark.system
+def test_messages_are_found_by_key_a_bounded_look_at_a_time(api, wheel, now_ms, monkeypatch):
+    monkeypatch.setattr("duetime.api.messages.MOST_READ", 2)
+    due = [now_ms + MINUTE_MS + each for each in range(5)]
+    sent = [str(wheel.message("orders", at, key=f"k{at % 2}")) for at in due]
+
+    pages, query = [], {"key": f"k{due[1] % 2}"}
+    while not pages or query["cursor"]:
+        page = api.get("/v1/messages", params=query).json()
+        pages.append([each["id"] for each in page["messages"]])
+        query["cursor"] = page["cursor"]
+
+    assert pages == [[sent[1]], [sent[3]], []]
+
+
+def test_the_page_may_run_its_own_scripts_and_no_others(alone):
+    for path in ("/", "/dashboard/main.js", "/dashboard/style.css"):
+        answer = alone.get(path)
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "http" not in alone.get("/").text
+    assert problem_of(alone.get("/dashboard/../app.py")) == (404, "not-found")

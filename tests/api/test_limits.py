@@ -1,0 +1,100 @@
+"""Who may do what, and how much."""
+
+import pytest
+
+from duetime.api.problems import TooMany
+from duetime.api.tokens import Rate
+
+pytestmark = pytest.mark.system
+
+SECRET, OTHER = "0123456789abcdef-secret", "fedcba9876543210-secret"
+
+
+@pytest.fixture
+def guarded(serving, settings, topics):  # noqa: ARG001 (the topics must be there)
+    tokens = {
+        "shop": {"token": SECRET, "topics": ["orders-*"], "rate": 10},
+        "all": {"token": OTHER},
+    }
+    named = type(settings)(**settings.model_dump() | {"api_tokens": tokens})
+    return serving(named)
+
+
+def bearer(token):
+    return {"Authorization": f"Bearer {token}"}
+
+
+def reason_of(answer):
+    return answer.status_code, answer.json()["reason"]
+
+
+def test_without_a_token_nothing_is_told(guarded):
+    for path in ("/v1/messages", "/v1/pending", "/v1/status", "/v1/dead", "/metrics"):
+        for headers in ({}, bearer("wrong"), {"Authorization": "Basic eA=="}):
+            answer = guarded.get(path, headers=headers)
+            assert reason_of(answer) == (401, "unauthorised")
+            assert answer.headers["www-authenticate"] == "Bearer"
+    assert guarded.get("/healthz").status_code == 200
+
+
+def test_a_token_is_for_its_topics_only(guarded, wheel, now_ms):
+    mine = wheel.message("orders-eu", now_ms + 60_000)
+    others = wheel.message("invoices", now_ms + 60_000)
+
+    answer = guarded.post(
+        "/v1/messages", json={"topic": "invoices", "in": "1m"}, headers=bearer(SECRET)
+    )
+    assert reason_of(answer) == (403, "topic-not-allowed")
+    listed = guarded.get("/v1/messages", headers=bearer(SECRET)).json()["messages"]
+    assert [each["id"] for each in listed] == [str(mine)]
+    for call in (guarded.get, guarded.delete):
+        answer = call(f"/v1/messages/{others}", headers=bearer(SECRET))
+        assert reason_of(answer) == (404, "unknown-message")
+    listed = guarded.get("/v1/messages", headers=bearer(OTHER)).json()["messages"]
+    assert len(listed) == 2
+
+
+def test_a_token_sends_so_many_a_second(guarded):
+    batch = [{"topic": "orders-eu", "in": "1m"}] * 10
+
+    assert guarded.post("/v1/messages", json=batch, headers=bearer(SECRET)).status_code == 201
+    answer = guarded.post("/v1/messages", json=batch, headers=bearer(SECRET))
+
+    assert reason_of(answer) == (429, "too-many")
+    assert answer.headers["retry-after"] == "1"
+    assert guarded.post("/v1/messages", json=batch, headers=bearer(OTHER)).status_code == 201
+
+
+def test_a_rate_is_saved_up_for_a_second_and_no_longer():
+    rate = Rate(per_second=10)
+    rate.take(10, now_s=100.0)
+    with pytest.raises(TooMany):
+        rate.take(6, now_s=100.5)
+    rate.take(5, now_s=100.5)
+    rate.take(10, now_s=200.0)
+    with pytest.raises(TooMany):
+        rate.take(1, now_s=200.0)
+
+
+def test_what_is_more_than_can_be_saved_up_is_paid_off_afterwards():
+    rate = Rate(per_second=10)
+    rate.take(30, now_s=100.0)
+    with pytest.raises(TooMany) as refused:
+        rate.take(1, now_s=101.0)
+    assert refused.value.retry_after_s == 2
+    rate.take(1, now_s=102.2)
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(serving, settings, topics):  # noqa: ARG001
+    client = serving(settings.model_copy(update={"api_body_bytes": 2_000}))
+    answer = client.post("/v1/messages", json={"topic": "t", "in": "1s", "value": "x" * 2_000})
+    assert reason_of(answer) == (413, "too-large")
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_a_request_that_takes_too_long_is_answered_in_time(serving, settings):
+    # There are no topics, so Kafka does not take the message.
+    client = serving(settings.model_copy(update={"api_request_seconds": 0.1}))
+    answer = client.post("/v1/messages", json={"topic": "t", "in": "1s"})
+    assert reason_of(answer) == (503, "timeout")
+    assert int(answer.headers["retry-after"]) > 0

@@ -1,0 +1,68 @@
+"""What is refused before Kafka is asked: these tests need none."""
+
+import pytest
+from tests.api.conftest import NOWHERE, problem_of
+
+from duetime.api.keys import Keys
+from duetime.api.models import NewMessage
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "reason"),
+    [
+        ({"in": "1s"}, 422, "no-topic"),
+        ({"topic": "t", "in": "1s", "at": "2026-12-24T18:00:00Z"}, 422, "two-due-times"),
+        ({"topic": "t", "in": "-1s"}, 422, "bad-due-time"),
+        ({"topic": "t", "at": "2026-12-24T18:00:00"}, 422, "bad-due-time"),
+        ({"topic": "t", "in": "99999999999d"}, 422, "bad-due-time"),
+        ({"topic": "t", "in": "365d"}, 422, "beyond-wheel"),
+        ({"topic": "__consumer_offsets", "in": "1s"}, 422, "internal-topic"),
+        ({"topic": "t", "in": "1s", "id": "a b"}, 422, "bad-id"),
+        ({"topic": "t", "in": "1s", "partition": -1}, 422, "bad-partition"),
+        ({"topic": "t", "in": "1s", "headers": {"due-topic": "x"}}, 422, "bad-headers"),
+        ({"topic": "t", "in": "1s", "value": "a", "value_base64": "YQ=="}, 422, "unreadable"),
+        ({"topic": "t", "in": "1s", "value_base64": "?"}, 422, "unreadable"),
+        ({"topic": "t", "in": "1s", "colour": "red"}, 422, "unreadable"),
+        ({"topic": "t", "in": "1s", "value": "x" * 1_000_001}, 413, "too-large"),
+        ([], 422, "unreadable"),
+        ([{"topic": "t", "in": "1s"}] * 1_001, 413, "too-large"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_with_the_intakes_reason(alone, message, status, reason):
+    assert problem_of(alone.post("/v1/messages", json=message)) == (status, reason)
+
+
+def test_a_body_that_is_no_json_is_refused(alone):
+    headers = {"content-type": "application/json"}
+    answer = alone.post("/v1/messages", content=b"{", headers=headers)
+    assert problem_of(answer) == (400, "not-json")
+
+
+def test_a_problem_repeats_nothing_of_a_payload(alone):
+    message = {"topic": "t", "in": "1s", "value": "secret", "value_base64": "c2VjcmV0", "key": 5}
+    assert "secret" not in alone.post("/v1/messages", json=message).text
+
+
+def test_the_same_id_twice_is_the_same_message_with_the_same_answer(alone):
+    message = {"topic": "t", "in": "5m", "id": "once", "value": "v"}
+    answers = [alone.post("/v1/messages", json=message).json() for _ in range(2)]
+    batch = alone.post("/v1/messages", json=[message, {"topic": "t", "in": "5m"}]).json()
+    assert answers[0] == answers[1] == batch["messages"][0]
+
+
+def test_an_id_is_not_taken_by_two_messages(alone):
+    message = {"topic": "t", "in": "5m", "id": "taken"}
+    alone.post("/v1/messages", json=message)
+    for other in ({"in": "6m"}, {"topic": "other"}, {"value": "w"}):
+        assert problem_of(alone.post("/v1/messages", json=message | other)) == (409, "id-taken")
+
+
+def test_the_oldest_ids_are_forgotten():
+    keys = Keys(most=2)
+    messages = [NewMessage(topic="t", id=f"m{each}", **{"in": "5m"}) for each in range(3)]
+    records = [each.record(NOWHERE, 0) for each in messages]
+    assert keys.note(messages, records) == records
+    keys.take(records)
+    assert keys.due_ms(messages[0]) is None
+    assert keys.due_ms(messages[2]) == 300_000
+    assert keys.note(messages[1:], records[1:]) == []
