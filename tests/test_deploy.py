@@ -1,0 +1,123 @@
+"""What is in deploy/ speaks of what the code has. Nothing here is run but its linters."""
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import REGISTRY
+
+from duetime import metrics  # noqa: F401 (registers them)
+from duetime.config import Settings
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+DASHBOARD = DEPLOY / "grafana" / "duetime.json"
+RULES = DEPLOY / "prometheus" / "duetime.rules.yml"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+
+#: What the modules of the metrics export, by the names that Prometheus sees.
+EXPORTED = {
+    sample
+    for family in REGISTRY.collect()
+    for sample in (family.name, *(family.name + end for end in ("_total", "_count", "_bucket")))
+    if family.name.startswith("duetime_")
+}
+
+
+def expressions():
+    rules = yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    yield from (rule["expr"] for group in rules["groups"] for rule in group["rules"])
+    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    yield from (target["expr"] for panel in panels for target in panel["targets"])
+
+
+NAMED = {name for each in expressions() for name in re.findall(r"\bduetime_\w+", each)}
+
+
+def test_every_metric_that_is_named_is_exported():
+    assert NAMED <= EXPORTED
+
+
+def test_every_metric_is_on_the_dashboard_and_in_the_docs():
+    text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    for family in REGISTRY.collect():
+        if family.name.startswith("duetime_"):
+            assert any(name.startswith(family.name) for name in NAMED), family.name
+            assert f"`{family.name}" in text
+
+
+def test_every_alert_says_what_to_do():
+    text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    alerts = re.findall(r"alert: (\w+)", RULES.read_text(encoding="utf-8"))
+    assert alerts
+    assert all(f"`{each}`" in text for each in alerts)
+
+
+@pytest.mark.parametrize(
+    "words", [("check", "rules", RULES), ("test", "rules", RULES.with_name("duetime.test.yml"))]
+)
+def test_promtool_accepts_the_rules_and_alerts_fire_when_they_should(words):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("there is no promtool (Debian: prometheus)")
+    subprocess.run([promtool, *words], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").iterdir()), ids=lambda each: each.name)
+def test_systemd_accepts_the_unit(unit, tmp_path):
+    systemd = shutil.which("systemd-analyze")
+    if systemd is None:
+        pytest.skip("there is no systemd-analyze")
+    # It looks for the program, which is installed where the unit is.
+    here = unit.read_text(encoding="utf-8").replace("/opt/duetime/bin/duetime", "/bin/true")
+    (tmp_path / unit.name).write_text(here, encoding="utf-8")
+    told = subprocess.run(
+        [systemd, "verify", str(tmp_path / unit.name)], capture_output=True, text=True, check=False
+    )
+    assert unit.name not in told.stderr
+
+
+def objects():
+    for path in MANIFESTS:
+        yield from yaml.safe_load_all(path.read_text(encoding="utf-8"))
+
+
+def pods():
+    return [
+        each["spec"]["template"]["spec"] for each in objects() if "template" in each.get("spec", {})
+    ]
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda each: each.name)
+def test_a_manifest_is_yaml_of_named_objects(path):
+    for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        assert {"apiVersion", "kind", "metadata"} <= each.keys()
+
+
+def test_pods_run_commands_and_mount_volumes_that_exist():
+    commands = {path.stem for path in (ROOT / "src/duetime/cli").glob("*.py")} | {"run"}
+    for pod in pods():
+        (container,) = pod["containers"]
+        assert set(container["args"]) <= commands
+        mounted = {each["name"] for each in container["volumeMounts"]}
+        assert mounted - {"spool"} <= {each["name"] for each in pod["volumes"]}
+
+
+def test_the_configuration_in_the_manifests_is_one():
+    (config,) = (each for each in objects() if each["kind"] == "ConfigMap")
+    Settings(**tomllib.loads(config["data"]["duetime.toml"]))
+
+
+def test_the_image_copies_what_is_there():
+    text = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    copied = re.findall(r"^COPY (?!--from)(.+) \./?\S*$", text, flags=re.MULTILINE)
+    for name in " ".join(copied).split():
+        assert (ROOT / name).exists()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra in re.search(r"\.\[([a-z,]+)\]", text).group(1).split(","):
+        assert extra in extras["optional-dependencies"]
