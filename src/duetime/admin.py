@@ -19,14 +19,24 @@ from confluent_kafka.admin import (
 )
 
 from duetime.config import Settings
-from duetime.connection import librdkafka_properties
 from duetime.errors import ConfigError, KafkaError
+from duetime.reach import Contact, Unanswered
 from duetime.stores.offsets import Offsets
 from duetime.stores.places import Place
 from duetime.topics import Topic, TopicNames, check_all, required_topics, shared_names
 
 #: How long one request may take, in seconds. Creating hundreds of partitions takes a few.
 TIMEOUT_S = 30.0
+
+#: How long the cluster may take for its list of topics, in seconds. In between is looked whether
+#: we are turned away; the last is for a cluster that has very many.
+LOOKS_S = (1.0, 4.0, 30.0)
+
+#: Answers that no patience changes: a wrong password, a certificate that is not trusted.
+TURNED_AWAY = (
+    BrokerError._AUTHENTICATION,  # noqa: SLF001 (their public names)
+    BrokerError._SSL,  # noqa: SLF001
+)
 
 #: How long the cluster may take to find leaders for new partitions, in seconds.
 LEADERS_TIMEOUT_S = 60.0
@@ -43,13 +53,13 @@ def create_topics(settings: Settings) -> list[str]:
     """
     topics = required_topics(settings)
     check_all(shared_names(topics))
-    admin = AdminClient(librdkafka_properties(settings))
-    existing = _existing(admin, settings)
+    contact = Contact(settings)
+    admin, existing = contact.admin, _existing(contact, settings)
     missing = [topic for topic in topics if topic.name not in existing]
     if not missing:
         return []
     created = _create(admin, missing, settings)
-    _await_readiness(_await_leaders(admin, missing, settings), settings)
+    _await_readiness(_await_leaders(contact, missing, settings), settings)
     return created
 
 
@@ -59,8 +69,8 @@ def topic_problems(settings: Settings) -> list[str]:
     Raises KafkaError.
     """
     topics = required_topics(settings)
-    admin = AdminClient(librdkafka_properties(settings))
-    existing = _existing(admin, settings)
+    contact = Contact(settings)
+    admin, existing = contact.admin, _existing(contact, settings)
     configs = _configs(admin, [topic.name for topic in topics if topic.name in existing])
     problems = list(shared_names(topics))
     for topic in topics:
@@ -77,15 +87,22 @@ def check_topics(settings: Settings) -> None:
     check_all(topic_problems(settings))
 
 
-def _existing(admin: AdminClient, settings: Settings) -> dict[str, TopicMetadata]:
+def _existing(contact: Contact, settings: Settings) -> dict[str, TopicMetadata]:
+    """The cluster's topics by their names."""
     try:
-        metadata = admin.list_topics(timeout=TIMEOUT_S)
-    except KafkaException as error:
+        found = contact.cluster(LOOKS_S, hopeless=TURNED_AWAY).topics
+    except Unanswered as error:
+        at = f"Kafka at {settings.bootstrap}"
+        for trouble in error.troubles:
+            if trouble.code() in TURNED_AWAY:
+                raise KafkaError(
+                    f"{at} turns us away ({trouble.str()}): "
+                    "look at security_protocol, sasl_* and ssl_*"
+                ) from error
         raise KafkaError(
-            f"Kafka at {settings.bootstrap} does not answer ({_reason(error)}): "
-            "is the broker up, and is this its address?"
+            f"{at} does not answer ({error}): is the broker up, and is this its address?"
         ) from error
-    return {name: topic for name, topic in metadata.topics.items() if topic.error is None}
+    return {name: topic for name, topic in found.items() if topic.error is None}
 
 
 def _create(admin: AdminClient, topics: Iterable[Topic], settings: Settings) -> list[str]:
@@ -119,10 +136,10 @@ def _is_created(name: str, answer: "Future[None]") -> bool:
 
 
 def _await_leaders(
-    admin: AdminClient, topics: Iterable[Topic], settings: Settings
+    contact: Contact, topics: Iterable[Topic], settings: Settings
 ) -> list[TopicMetadata]:
     deadline = time.monotonic() + LEADERS_TIMEOUT_S
-    while leaderless := _leaderless(existing := _existing(admin, settings), topics):
+    while leaderless := _leaderless(existing := _existing(contact, settings), topics):
         if time.monotonic() > deadline:
             raise KafkaError(
                 f"topic {leaderless[0]} is created but cannot be written to yet: "

@@ -1,5 +1,7 @@
 """Scheduling from Python: a producer whose messages arrive when they are due. Needs no Spark.
 
+`Client` and `AsyncClient` do so over HTTP, by `duetime api`; they are in `duetime.http`.
+
 with Producer(bootstrap="127.0.0.1:9092") as producer:
     id = producer.produce("orders", "remind me", key="42", in_=timedelta(seconds=10))
 """
@@ -7,14 +9,22 @@ with Producer(bootstrap="127.0.0.1:9092") as producer:
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from importlib import import_module
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import confluent_kafka
+from confluent_kafka.admin import AdminClient
 
-from duetime.clock import Clock, SystemClock
+from duetime.clock import Clock, SystemClock, duration_ms
 from duetime.config import Settings, load_settings
 from duetime.connection import librdkafka_properties
+from duetime.delaying import (
+    check_not_compacted,
+    check_not_transactional,
+    delayed,
+    in_batches,
+)
 from duetime.errors import KafkaError, TooLate
 from duetime.message import MessageId
 from duetime.outgoing import (
@@ -29,11 +39,19 @@ from duetime.outgoing import (
 )
 from duetime.topics import OVERHEAD_BYTES
 
+if TYPE_CHECKING:
+    from duetime.http import AsyncClient, Client
+
+__all__ = ["AsyncClient", "Client", "OnDelivery", "Producer"]
+
 #: Called with None once the record has arrived, or with what went wrong; and the message's full id.
 OnDelivery = Callable[[KafkaError | None, str], None]
 
 #: How long is tried to deliver a record to the intake topic, in ms.
 DELIVERY_TIMEOUT_MS = 60_000
+
+#: librdkafka's word for "by the key".
+ANY_PARTITION = -1
 
 #: How long to wait for room in a full local queue before looking again, in seconds.
 FULL_QUEUE_S = 0.1
@@ -48,6 +66,9 @@ class Producer:
     `settings` default to those of the environment and of duetime.toml; `bootstrap` goes over them,
     and further properties of librdkafka go over both: `Producer(**{"linger.ms": 0})`. As a context
     manager it waits for all deliveries at the end.
+
+    With `deliver_together`, records of delayed topics that are due within one stretch of so long
+    are delivered together, at its end: cheaper to read, and later by as much at most.
     """
 
     def __init__(
@@ -56,10 +77,15 @@ class Producer:
         *,
         bootstrap: str | None = None,
         clock: Clock | None = None,
+        deliver_together: timedelta | None = None,
         **librdkafka: Any,  # noqa: ANN401 (librdkafka's own properties)
     ) -> None:
-        self._settings = _with_bootstrap(settings, bootstrap)
+        self._settings = with_bootstrap(settings, bootstrap)
         self._clock = clock or SystemClock()
+        self._librdkafka = librdkafka
+        self._batch_ms = duration_ms(deliver_together) if deliver_together else 0
+        #: Delayed topics that were looked at.
+        self._known_delayed: set[str] = set()
         self._producer = confluent_kafka.Producer(producer_properties(self._settings) | librdkafka)
         self._lock = threading.Lock()
         self._unreported = 0
@@ -76,6 +102,7 @@ class Producer:
         id: str | None = None,  # noqa: A002 (what everybody calls it)
         partition: int | None = None,
         cluster: str | None = None,
+        deliver_after: datetime | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> str:
         """Schedule a message for `topic`, and return its full id, which `cancel` takes.
@@ -85,26 +112,29 @@ class Producer:
         same due time, a message is still delivered once. `partition` is the destination's, and
         `cluster` the name that the configuration has for the one where it is, if it is another.
 
+        With `deliver_after`, an instant, the record goes to a delayed topic itself, named here by
+        its own name or by that of its visible one; `partition` is that topic's.
+
         Returns before the record has arrived: see `on_delivery` and `flush`. Waits while the local
         queue is full. Raises InvalidMessage, whose `reason` says what cannot be taken, and
         KafkaError where the client has failed for good.
         """
-        now_ms = self._clock.now_ms()
-        record = scheduled(
-            Wanted(
-                topic=topic,
-                value=value,
-                key=key,
-                headers=headers,
-                partition=partition,
-                cluster=cluster,
-            ),
-            self._settings,
-            due_ms=due_time_ms(at, in_, now_ms),
-            now_ms=now_ms,
-            unique=new_unique() if id is None else id,
+        wanted = Wanted(
+            topic=topic,
+            value=value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            cluster=cluster,
         )
-        self._send(record, on_delivery)
+        unique = new_unique() if id is None else id
+        now_ms = self._clock.now_ms()
+        due_ms = due_time_ms(at, in_, now_ms, deliver_after)
+        if deliver_after is None:
+            record = scheduled(wanted, self._settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
+        else:
+            record = self._delayed(wanted, due_ms, now_ms, unique)
+        self.send(record, on_delivery)
         return str(record.id)
 
     def cancel(self, id: str, on_delivery: OnDelivery | None = None) -> None:  # noqa: A002
@@ -115,7 +145,14 @@ class Producer:
         """
         identity = MessageId.parse(id)
         check_not_too_late(identity, self._settings, self._clock.now_ms())
-        self._send(cancelled(identity, self._settings), on_delivery)
+        self.send(cancelled(identity, self._settings), on_delivery)
+        self.poll()
+
+    def send(self, record: Outgoing, on_delivery: OnDelivery | None = None) -> None:
+        """Send a record that is made already; as `produce`, but reports wait for `poll`."""
+        report = self._reporter(str(record.id), on_delivery)
+        while not self._queued(record, report):
+            self._producer.poll(FULL_QUEUE_S)
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Call the delivery reports that have come in, as `produce` does; returns how many."""
@@ -145,11 +182,20 @@ class Producer:
                 "again with the same ids"
             )
 
-    def _send(self, record: Outgoing, on_delivery: OnDelivery | None) -> None:
-        report = self._reporter(str(record.id), on_delivery)
-        while not self._queued(record, report):
-            self._producer.poll(FULL_QUEUE_S)
-        self._producer.poll(0)
+    def _delayed(self, wanted: Wanted, due_ms: int, now_ms: int, unique: str) -> Outgoing:
+        check_not_transactional(self._librdkafka)
+        record = delayed(
+            wanted,
+            self._settings,
+            deliver_after_ms=in_batches(due_ms, self._batch_ms),
+            now_ms=now_ms,
+            unique=unique,
+        )
+        if record.topic not in self._known_delayed:
+            admin = AdminClient(librdkafka_properties(self._settings))
+            if check_not_compacted(admin, record.topic):
+                self._known_delayed.add(record.topic)
+        return record
 
     def _queued(self, record: Outgoing, report: Callable[..., None]) -> bool:
         try:
@@ -157,6 +203,7 @@ class Producer:
                 record.topic,
                 value=record.value,
                 key=record.key,
+                partition=ANY_PARTITION if record.partition is None else record.partition,
                 headers=list(record.headers),
                 on_delivery=report,
             )
@@ -211,7 +258,15 @@ def undelivered_error(id: str, error: confluent_kafka.KafkaError) -> KafkaError:
     )
 
 
-def _with_bootstrap(settings: Settings | None, bootstrap: str | None) -> Settings:
+def with_bootstrap(settings: Settings | None, bootstrap: str | None) -> Settings:
+    """The settings, those of the environment where none are given, for this cluster."""
     if settings is None:
         return load_settings(bootstrap=bootstrap)
     return settings.model_copy(update={"bootstrap": bootstrap}) if bootstrap else settings
+
+
+def __getattr__(name: str) -> object:
+    # httpx takes longer to import than all the rest, and most need none of it.
+    if name in ("AsyncClient", "Client"):
+        return getattr(import_module("duetime.http"), name)
+    raise AttributeError(f"module {__name__} has no attribute {name}")

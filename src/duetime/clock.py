@@ -7,13 +7,16 @@ refused.
 
 import re
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Protocol, Self
 
 from duetime.errors import InvalidMessage, Reason
 
 #: Units of a duration as people write it, in ms.
 UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
 
@@ -32,6 +35,21 @@ class SystemClock:
     def now_ms(self) -> int:
         """The present instant, in ms since the epoch."""
         return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offset:
+    """How far another clock is ahead of this machine's, give or take `error_ms`."""
+
+    ahead_ms: int
+    error_ms: int
+
+    @classmethod
+    def seen(cls, *, sent_ms: int, stamped_ms: int, received_ms: int) -> Self:
+        """What an answer tells that the other clock has stamped on its way."""
+        # Clocks are read in whole ms, so there is one more that is not known.
+        error_ms = (received_ms - sent_ms + 1) // 2 + 1
+        return cls(ahead_ms=stamped_ms - (sent_ms + received_ms) // 2, error_ms=error_ms)
 
 
 def parse_instant(text: str) -> int:
@@ -59,7 +77,7 @@ def instant_ms(instant: datetime) -> int:
             Reason.BAD_DUE_TIME,
             f"{instant.isoformat()} has no time zone: add one, such as +01:00 or Z",
         )
-    since_epoch = instant - datetime(1970, 1, 1, tzinfo=UTC)
+    since_epoch = instant - _EPOCH
     return duration_ms(since_epoch)
 
 
@@ -83,6 +101,32 @@ def parse_duration(text: str) -> int:
             f"{text!r} is no duration: write a number and a unit, such as 5s or 1h30m",
         )
     return sum(_part_ms(amount, unit) for amount, unit in parts)
+
+
+def delay(text: str | None) -> timedelta | None:
+    """A duration as people write it, as a timedelta. Raises InvalidMessage (bad-due-time)."""
+    if text is None:
+        return None
+    try:
+        return timedelta(milliseconds=parse_duration(text))
+    except OverflowError:
+        raise _beyond_calendar(text) from None
+
+
+def instant(text: str | None) -> datetime | None:
+    """An ISO 8601 time with a zone, as a datetime. Raises InvalidMessage (bad-due-time)."""
+    if text is None:
+        return None
+    try:
+        return _EPOCH + timedelta(milliseconds=parse_instant(text))
+    except OverflowError:
+        raise _beyond_calendar(text) from None
+
+
+def _beyond_calendar(text: str) -> InvalidMessage:
+    return InvalidMessage(
+        Reason.BAD_DUE_TIME, f"{text!r} is outside the calendar: choose another time"
+    )
 
 
 def _part_ms(amount: str, unit: str) -> int:

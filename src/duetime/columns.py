@@ -6,7 +6,8 @@ property test holds the two equal.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from threading import Event
+from typing import Any
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -19,36 +20,57 @@ from duetime.wheel import Wheel
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 
 
-_ahead_ms: ContextVar[int] = ContextVar("ahead_ms", default=0)
+#: The JVM's property that says how far the simulated clock is ahead of its own, in ms.
+AHEAD = "duetime.clock.ahead"
+
+_is_simulated = Event()
 
 
 @contextmanager
-def clock_ahead(ms: int) -> Iterator[None]:
-    """Simulated time: columns that are *built* in this block read a clock so many ms ahead."""
-    token = _ahead_ms.set(ms)
+def simulated_clock(jvm: Any) -> Iterator[Callable[[int], None]]:  # noqa: ANN401 (py4j's has no type)
+    """Simulated time: columns that are built in this block read a clock that can be set.
+
+    It gives the function that sets it: so many ms ahead of the JVM's.
+    """
+
+    def set_ahead(ms: int) -> None:
+        jvm.java.lang.System.setProperty(AHEAD, str(ms))
+
+    set_ahead(0)
+    _is_simulated.set()
     try:
-        yield
+        yield set_ahead
     finally:
-        _ahead_ms.reset(token)
+        _is_simulated.clear()
 
 
 def now_ms() -> Column:
     """The clock of the JVM, read for each row. Where a row runs: on an executor."""
     clock = F.expr("bigint(java_method('java.lang.System', 'currentTimeMillis'))")
-    return clock + _ahead_ms.get() if _ahead_ms.get() else clock
+    if not _is_simulated.is_set():
+        return clock
+    ahead = F.call_function("java_method", F.lit("java.lang.Long"), F.lit("getLong"), F.lit(AHEAD))
+    return clock + ahead.cast("bigint")
+
+
+def slept(pause_ms: Column, then: Column | None = None) -> Column:
+    """True after so many ms, or what it is `then`; at once where that is no more than 0.
+
+    Use it as a filter: a column that nothing reads is optimised away, and the wait with it.
+    """
+    sleep = F.call_function("java_method", F.lit("java.lang.Thread"), F.lit("sleep"), pause_ms)
+    # Thread.sleep returns nothing, which java_method gives as the text "null".
+    over = sleep.isNotNull() if then is None else sleep.isNotNull() & then
+    return F.when(pause_ms <= 0, True).otherwise(over)
 
 
 def slept_until(instant_ms: Column, now: Column) -> Column:
-    """True, once it is `instant_ms`.
+    """True, once it is `instant_ms`. A filter, as above.
 
-    Use it as a filter: a column that nothing reads is optimised away, and the wait with it. The
-    clock is cut to whole ms, so sleeping the difference never ends early.
+    The clock is cut to whole ms, so sleeping the difference never ends early. It is looked at
+    again, because it may have been set back meanwhile.
     """
-    pause = F.call_function(
-        "java_method", F.lit("java.lang.Thread"), F.lit("sleep"), instant_ms - now
-    )
-    # Thread.sleep returns nothing, which java_method gives as the text "null".
-    return F.when(instant_ms <= now, True).otherwise(pause.isNotNull())
+    return slept(instant_ms - now, then=slept(instant_ms - now_ms()))
 
 
 def header(name: str, value: Column) -> Column:
@@ -112,6 +134,13 @@ def delivered_headers(headers: Column) -> Column:
 def message_id(due_ms: Column, unique: Column) -> Column:
     """`<due as 12 hex digits>-<unique part>`, for 0 <= due < 2**48."""
     return F.concat(F.lower(F.lpad(F.hex(due_ms), 12, "0")), F.lit("-"), unique)
+
+
+def backoff_ms(attempts: Column, first_ms: Column, most_ms: Column, spread: list[Column]) -> Column:
+    """Exponential back-off after so many attempts, in ms; `spread` spreads it over half of it."""
+    doubled = first_ms * F.pow(F.lit(2), F.least(attempts - 1, F.lit(30)))
+    share = F.lit(0.5) + F.pmod(F.xxhash64(*spread), F.lit(1_000)) / 2_000
+    return (F.least(doubled, most_ms) * share).cast("bigint")
 
 
 def slot_number(wheel: Wheel, level: int, instant_ms: Column) -> Column:

@@ -15,6 +15,7 @@ from pydantic import (
     IPvAnyNetwork,
     SecretStr,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic_settings import (
@@ -31,8 +32,20 @@ from duetime.wheel import GRACE_MS, Wheel
 #: What is called here becomes part of topics' names. In Rust's syntax, where `$` is the very end.
 NAME_PATTERN = r"^[a-zA-Z0-9_-]{1,40}$"
 
+#: A delayed topic's name: with a partition and an offset it becomes part of ids.
+DELAYED_PATTERN = r"^[a-zA-Z0-9._-]{1,150}$"
+#: How a queue's topic may be called: it becomes part of ids, which have their length.
+QUEUE_PATTERN = r"^[a-zA-Z0-9._-]{1,100}$"
+
 #: How long the cascade of a far slot may take until its first window is planned, in ms.
 CASCADE_MS = 1_000
+
+#: What names a store, or begins its URL, and which store that is.
+STORES = {"kafka": "kafka", "redis": "redis", "rediss": "redis", "aerospike": "aerospike"}
+
+#: The largest message that Aerospike takes: a record there has less than 1 MiB, with our headers
+#: and what the server itself adds.
+AEROSPIKE_BYTES = 900_000
 
 
 class RetryPolicy(BaseModel):
@@ -42,6 +55,44 @@ class RetryPolicy(BaseModel):
 
     attempts: Annotated[int, Field(ge=1)] | None = None
     backoff_ms: Annotated[int, Field(ge=100)] | None = None
+
+
+class DelayedTopic(BaseModel):
+    """A delayed topic (KIP-1277), in the KIP's own words."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    enable: bool = Field(True, alias="delayed.delivery.enable")
+    max_ms: Annotated[int, Field(ge=1)] = Field(900_000, alias="delayed.delivery.max.ms")
+
+
+class QueueSettings(BaseModel):
+    """A topic that is a work queue: its markers, and what becomes of what is not acknowledged."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: Of its topics where duetime creates them; those that exist must have as many.
+    partitions: Annotated[int, Field(ge=1)] = 8
+    #: The consumer group of its workers, for those who look.
+    group: str = "workers"
+    #: The topic of its markers; None is `<topic>__markers`.
+    markers: str | None = None
+    #: How often a message is delivered again, before it goes to `<topic>__undelivered`.
+    redeliveries: Annotated[int, Field(ge=0)] = 3
+    #: How long after its time-out it is delivered again for the first time, doubled for each
+    #: further one.
+    backoff_ms: Annotated[int, Field(ge=0)] = 0
+    backoff_max_ms: Annotated[int, Field(ge=0)] = 3_600_000
+    #: The longest time-out that a worker may ask for: 12 hours.
+    timeout_max_ms: Annotated[int, Field(ge=1_000)] = 43_200_000
+
+    def markers_topic(self, topic: str) -> str:
+        """Where the markers of this queue are."""
+        return self.markers or f"{topic}__markers"
+
+    def dead_topic(self, topic: str) -> str:
+        """Where its dead letters are: kmq's name for it."""
+        return f"{topic}__undelivered"
 
 
 class Connection(BaseModel):
@@ -78,6 +129,18 @@ class Cluster(Connection):
     bootstrap: str = Field(description="Its bootstrap servers, host:port[,...]")
 
 
+class ApiToken(BaseModel):
+    """What one who has this token may do by HTTP."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token: Annotated[SecretStr, Field(min_length=16)]
+    #: Patterns such as `orders-*` of the destinations that it may see and send to.
+    topics: tuple[str, ...] = ("*",)
+    #: How many messages a second it may send; None is any number.
+    rate: Annotated[float, Field(gt=0)] | None = None
+
+
 class Settings(Connection, BaseSettings):
     """The configuration of one duetime. Frozen once read."""
 
@@ -102,6 +165,12 @@ class Settings(Connection, BaseSettings):
     scheduler_topic: str = Field(
         "duetime.in.scheduler", description="Intake topic of etf1's scheduler-* headers"
     )
+    delayed_topics: dict[Annotated[str, Field(pattern=DELAYED_PATTERN)], DelayedTopic] = Field(
+        default_factory=dict,
+        description="Delayed topics (KIP-1277), by their name: a table each with "
+        '`"delayed.delivery.enable" = true`, and perhaps `"delayed.delivery.max.ms"` for another '
+        "limit than 15 minutes; what is sent to `orders.delayed` appears on `orders`",
+    )
     intake_partitions: Annotated[int, Field(ge=1)] = Field(
         4, description="Partitions of the native intake topic where duetime creates it"
     )
@@ -110,6 +179,23 @@ class Settings(Connection, BaseSettings):
     )
     max_message_bytes: Annotated[int, Field(ge=1_024, le=64 * 1024 * 1024)] = Field(
         1_000_000, description="Largest key + value + headers that is taken in, in bytes"
+    )
+
+    store: SecretStr = Field(
+        SecretStr("kafka"),
+        description="Where messages wait: `kafka`, or `redis://user:password@host:port/db` "
+        "(`rediss://...` with TLS), or `aerospike://host:port/namespace`; never logged",
+    )
+    store_shards: Annotated[int, Field(ge=1, le=1_024)] = Field(
+        4, description="Parts that the Redis store is divided into, once and for all"
+    )
+    aerospike_notices: bool = Field(
+        False,
+        description="Take messages up when Aerospike tells that their id has expired (Enterprise "
+        "Edition's connector), and not by windows",
+    )
+    aerospike_topic: str = Field(
+        "as_outbound_msgid_set", description="Topic of Aerospike's notices, in flat JSON"
     )
 
     horizon_ms: int = Field(
@@ -131,6 +217,22 @@ class Settings(Connection, BaseSettings):
         description="How long a real-time batch lasts: intake and lanes commit at its end, and "
         "pause for up to a second",
     )
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None, description="Where Prometheus asks `duetime run` and `up` for metrics; none: nowhere"
+    )
+    metrics_host: str = Field(
+        "127.0.0.1", description="The address that metrics are served on; 0.0.0.0 is all of them"
+    )
+    probes: bool = Field(
+        True,
+        description="Whether the pipeline that leads sends two messages of its own a second, to "
+        "measure how late they come; only where metrics_port is set",
+    )
+    batch_records: Annotated[int, Field(ge=1)] = Field(
+        200_000,
+        description="How many records a batch has at most when what was in flight is finished, "
+        "after a stop or a crash: each batch is committed",
+    )
     job_messages: Annotated[int, Field(ge=1_000)] = Field(
         250_000, description="The most messages that one cascade or rescue job takes at a time"
     )
@@ -147,6 +249,13 @@ class Settings(Connection, BaseSettings):
     retry_topics: dict[str, RetryPolicy] = Field(
         default_factory=dict,
         description="`attempts` and `backoff_ms` of some destinations, by their topic",
+    )
+
+    queues: dict[Annotated[str, Field(pattern=QUEUE_PATTERN)], QueueSettings] = Field(
+        default_factory=dict,
+        description="Topics that are work queues, a table each with `partitions`, `group`, "
+        "`markers`, `redeliveries`, `backoff_ms`, `backoff_max_ms` and `timeout_max_ms`: see "
+        "docs/queue.md",
     )
 
     callback_hosts: list[str] = Field(
@@ -166,6 +275,39 @@ class Settings(Connection, BaseSettings):
         10.0, description="How long one try of a callback may take"
     )
 
+    api_host: str = Field(
+        "127.0.0.1",
+        description="The address that `duetime api` listens on; any but loopback needs api_tokens",
+    )
+    api_port: Annotated[int, Field(ge=1, le=65535)] = Field(8080, description="Its port")
+    api_tokens: dict[Annotated[str, Field(pattern=NAME_PATTERN)], ApiToken] = Field(
+        default_factory=dict,
+        description="Who may use it, by name: a table each with `token`, and if need be `topics` "
+        "(patterns) and `rate` (messages a second); none is everybody on this machine",
+    )
+    api_tls_certificate: Path | None = Field(
+        None, description="PEM file of its certificate; with api_tls_key it speaks HTTPS only"
+    )
+    api_tls_key: Path | None = Field(None, description="PEM file of that certificate's key")
+    api_body_bytes: Annotated[int, Field(ge=1_024)] = Field(
+        16 * 1024 * 1024, description="The largest body of a request"
+    )
+    api_batch_messages: Annotated[int, Field(ge=1)] = Field(
+        1_000, description="The most messages in one request"
+    )
+    api_request_seconds: Annotated[float, Field(gt=0)] = Field(
+        30.0, description="How long a request may take"
+    )
+
+    api_spool: Path | None = Field(
+        None,
+        description="The file for what is accepted while Kafka does not answer, one for each "
+        "`duetime api`; none is ~/.local/share/duetime/spool.db",
+    )
+    api_spool_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
+        1024 * 1024 * 1024, description="How large it may become"
+    )
+
     warm_up_seconds: Annotated[int, Field(ge=0)] = Field(
         45,
         description="How long the pipeline may warm up until it is punctual and says that it is "
@@ -182,6 +324,17 @@ class Settings(Connection, BaseSettings):
         description="Further Spark properties, over duetime's own; the JVM's options in "
         "`spark.driver.extraJavaOptions` are added to them",
     )
+
+    @field_validator("store")
+    @classmethod
+    def _store_is_known(cls, store: SecretStr) -> SecretStr:
+        named, url, _ = store.get_secret_value().partition("://")
+        if named not in STORES or bool(url) != (named != "kafka"):
+            raise ValueError(
+                "must be kafka, redis://host:port/db, rediss://host:port/db or "
+                "aerospike://host:port/namespace"
+            )
+        return store
 
     @model_validator(mode="after")
     def _times_fit_together(self) -> "Settings":
@@ -204,6 +357,18 @@ class Settings(Connection, BaseSettings):
         return self
 
     @property
+    def store_kind(self) -> str:
+        """`kafka`, `redis` or `aerospike`."""
+        return STORES[self.store.get_secret_value().partition("://")[0]]
+
+    @property
+    def largest_bytes(self) -> int:
+        """Largest message that is taken in, in bytes: `max_message_bytes`, or less for a store."""
+        if self.store_kind == "aerospike":
+            return min(self.max_message_bytes, AEROSPIKE_BYTES)
+        return self.max_message_bytes
+
+    @property
     def wheel(self) -> Wheel:
         """The wheel's shape."""
         return Wheel(tick_ms=self.wheel_tick_ms, slots=self.wheel_slots, levels=self.wheel_levels)
@@ -212,6 +377,12 @@ class Settings(Connection, BaseSettings):
         """The same for clients of another cluster, whose names are told apart from those here."""
         others = dict(self.clusters[cluster])
         return self.model_copy(update=others | {"namespace": f"{self.namespace}@{cluster}"})
+
+    def queue(self, topic: str) -> QueueSettings:
+        """What is configured of a queue. Raises ConfigError."""
+        if topic not in self.queues:
+            raise ConfigError(f"{topic} is no queue of the configuration: add it to queues")
+        return self.queues[topic]
 
     @property
     def ladder(self) -> Ladder:
@@ -230,6 +401,11 @@ class Settings(Connection, BaseSettings):
         """Command line over environment over file over defaults."""
         file = TomlConfigSettingsSource(settings_cls, config_file())
         return init_settings, env_settings, file
+
+
+def is_submitted() -> bool:
+    """Whether `spark-submit` has started this program: its JVM is there, and set up, already."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def config_file() -> Path:

@@ -6,14 +6,14 @@ two that redrive at once one fails. The notes are in a topic of their own, the o
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from confluent_kafka import Message
 
 from duetime.clock import Clock
 from duetime.config import Settings
-from duetime.errors import InvalidMessage, KafkaError, UnknownMessage
+from duetime.errors import InvalidMessage, KafkaError, Reason, UnknownMessage
 from duetime.message import (
     DUE_AT_MS,
     DUE_ATTEMPTS,
@@ -29,8 +29,7 @@ from duetime.message import (
     MessageId,
 )
 from duetime.outgoing import Outgoing, Wanted, scheduled
-from duetime.stores import OffsetRange
-from duetime.stores.offsets import Offsets
+from duetime.stores.offsets import whole
 from duetime.stores.records import Header, RangeReader, headers_of
 from duetime.topics import TopicNames
 from duetime.transaction import transaction
@@ -76,6 +75,8 @@ class Selection:
     #: Those that failed last at this instant or later, epoch ms.
     since_ms: int | None = None
     numbers: frozenset[int] | None = None
+    #: Whether who asks may know of a topic.
+    allows: Callable[[str], bool] | None = None
 
     def has(self, letter: DeadLetter) -> bool:
         """Whether this one is meant."""
@@ -84,15 +85,22 @@ class Selection:
             and self.reason in (None, letter.reason)
             and (self.since_ms is None or letter.last_ms >= self.since_ms)
             and (self.numbers is None or letter.number in self.numbers)
+            and (self.allows is None or self.allows(letter.topic))
         )
 
 
 class DeadLetters:
-    """The dead letters of a cluster that were not brought back. Raises KafkaError."""
+    """The dead letters of a cluster, or of a queue, that were not brought back. Raises KafkaError.
 
-    def __init__(self, settings: Settings) -> None:
+    Raises ConfigError where there is no such queue.
+    """
+
+    def __init__(self, settings: Settings, queue: str | None = None) -> None:
         self._settings = settings
         self._names = TopicNames(settings)
+        self._topic = settings.queue(queue).dead_topic(queue) if queue else self._names.dead
+        #: What a letter's number is called by where those of all topics are.
+        self._mark = f"{queue}." if queue else ""
 
     def latest(self, selection: Selection, limit: int) -> list[DeadLetter]:
         """The last ones to have died, of those that are meant, the oldest of them first."""
@@ -135,6 +143,9 @@ class DeadLetters:
 
     def _again(self, letter: DeadLetter, now_ms: int) -> Sequence[Outgoing]:
         """The message anew, and the note; nothing of what cannot be sent."""
+        if letter.reason == Reason.GONE:
+            log.warning("not brought back number=%d: nothing is left of it", letter.number)
+            return ()
         wanted = Wanted(
             topic=letter.topic,
             value=letter.value,
@@ -143,7 +154,8 @@ class DeadLetters:
             partition=letter.partition,
             cluster=letter.cluster,
         )
-        unique = f"redriven.{letter.number}"
+        number = f"{self._mark}{letter.number}"
+        unique = f"redriven.{number}"
         try:
             message = scheduled(wanted, self._settings, due_ms=now_ms, now_ms=now_ms, unique=unique)
         except InvalidMessage as error:
@@ -152,7 +164,7 @@ class DeadLetters:
         note = Outgoing(
             id=message.id,
             topic=self._names.redriven,
-            key=str(letter.number).encode(),
+            key=number.encode(),
             value=None,
             headers=(),
         )
@@ -164,24 +176,21 @@ class DeadLetters:
 
     def _ever(self, selection: Selection) -> Iterator[DeadLetter]:
         """Those that were brought back included."""
-        for record in self._records(self._names.dead):
+        for record in self._records(self._topic):
             letter = _letter(record)
             if letter and selection.has(letter):
                 yield letter
 
     def _redriven(self) -> set[int]:
+        mark = self._mark.encode()
         keys = (record.key() or b"" for record in self._records(self._names.redriven))
-        return {int(key) for key in keys if key.isdigit()}
+        numbers = (key.removeprefix(mark) for key in keys if key.startswith(mark))
+        return {int(number) for number in numbers if number.isdigit()}
 
     def _records(self, topic: str) -> Iterator[Message]:
-        place = topic, 0
-        offsets = Offsets(self._settings, f"{self._settings.namespace}.reader")
-        try:
-            start, end = offsets.starts([place])[place], offsets.ends([place])[place]
-        finally:
-            offsets.close()
+        everything = whole(self._settings, topic)
         with RangeReader(self._settings) as reader:
-            yield from reader.records([OffsetRange(*place, start, end)])
+            yield from reader.records([everything])
 
 
 def _letter(record: Message) -> DeadLetter | None:

@@ -3,18 +3,20 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Message, Producer
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message, Producer
 from confluent_kafka import KafkaError as BrokerError
-from confluent_kafka.admin import AdminClient, ClusterMetadata
+from confluent_kafka.admin import ClusterMetadata
 
 from duetime.admin import topic_problems
-from duetime.clock import Clock, SystemClock
+from duetime.clock import Clock, Offset, SystemClock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import ConfigError, DuetimeError, KafkaError, SetupError
 from duetime.local.jars import CONFS, jars_dir
 from duetime.local.java import find_java, java_version
 from duetime.message import DUE_AT_MS
+from duetime.reach import Contact, Unanswered
+from duetime.stores.opening import check_store
 from duetime.topics import TopicNames
 
 #: How long the broker may take to answer, in seconds.
@@ -37,14 +39,6 @@ class Check:
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offset:
-    """How far the broker's clock is ahead of this machine's, give or take `error_ms`."""
-
-    ahead_ms: int
-    error_ms: int
-
-
 def checkup(settings: Settings, clock: Clock | None = None) -> list[Check]:
     """Every check that can be made, in the order in which their findings explain each other.
 
@@ -54,6 +48,8 @@ def checkup(settings: Settings, clock: Clock | None = None) -> list[Check]:
     checks.append(_check("broker", lambda: _broker(settings)))
     if checks[-1].ok:
         checks.append(_check("topics", lambda: _topics(settings)))
+        if settings.store_kind != "kafka":
+            checks.append(_check("store", lambda: check_store(settings)))
         checks.append(_check("clock", lambda: _clock(settings, clock or SystemClock())))
     return checks
 
@@ -116,11 +112,11 @@ def _broker(settings: Settings) -> str:
 
 def _cluster(settings: Settings) -> ClusterMetadata:
     try:
-        return AdminClient(librdkafka_properties(settings)).list_topics(timeout=TIMEOUT_S)
-    except KafkaException as error:
+        return Contact(settings).cluster((TIMEOUT_S,), hopeless=())
+    except Unanswered as error:
         raise KafkaError(
-            f"Kafka at {settings.bootstrap} does not answer ({error.args[0].str()}): see that it "
-            "is up, that this is its address, and that the security settings are its own"
+            f"Kafka at {settings.bootstrap} does not answer ({error}): see that it is up, that "
+            "this is its address, and that the security settings are its own"
         ) from error
 
 
@@ -164,6 +160,4 @@ def _offset(sent_ms: int, received_ms: int, topic: str, record: Message) -> Offs
     kind, appended_ms = record.timestamp()
     if kind != TIMESTAMP_LOG_APPEND_TIME:
         raise ConfigError(f"topic {topic}: message.timestamp.type is CreateTime: set LogAppendTime")
-    # Clocks are read in whole ms, so there is one more that is not known.
-    error_ms = (received_ms - sent_ms + 1) // 2 + 1
-    return Offset(ahead_ms=appended_ms - (sent_ms + received_ms) // 2, error_ms=error_ms)
+    return Offset.seen(sent_ms=sent_ms, stamped_ms=appended_ms, received_ms=received_ms)

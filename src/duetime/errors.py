@@ -4,6 +4,7 @@
     ├── SetupError          this machine lacks something (Java, jars, a port, room on the disk)
     ├── ConfigError         a setting, or a topic's setting, would lose messages or cannot work
     ├── KafkaError          the cluster does not answer, or refuses
+    ├── StoreError          the store (Redis) does not answer, or refuses
     ├── Paused              the leader stood still for so long that another leads
     ├── UnknownMessage      nothing that waits has this id
     ├── TooLate             the message is delivered, or about to be
@@ -41,6 +42,14 @@ class Reason(StrEnum):
     UNREADABLE = "unreadable"
     BAD_EXPIRY = "bad-expiry"
 
+    # Why a delayed topic does not take a record.
+    NOT_DELAYED = "not-delayed"
+    BEYOND_LIMIT = "beyond-limit"
+    COMPACTED = "compacted"
+    IN_TRANSACTION = "in-transaction"
+    # Why a worker of a queue cannot have what it asks for.
+    BAD_TIMEOUT = "bad-timeout"
+
     # Why a message could not be delivered: the same header, in duetime.failed and duetime.dead.
     UNKNOWN_TOPIC = "unknown-topic"
     NOT_AUTHORISED = "not-authorised"
@@ -48,6 +57,12 @@ class Reason(StrEnum):
     TOO_LARGE_FOR_TOPIC = "too-large-for-topic"
     NO_KEY = "no-key"
     EXPIRED = "expired"
+    RETRIES_OVER = "retries-over"
+
+    # Why a queue's message is not delivered again: the same header, in its dead letter.
+    TIMED_OUT = "timed-out"
+    GIVEN_BACK = "given-back"
+    GONE = "gone"
 
 
 class DuetimeError(Exception):
@@ -76,6 +91,12 @@ class KafkaError(DuetimeError):
     """The cluster does not answer, or refuses what was asked."""
 
     reason = "kafka"
+
+
+class StoreError(DuetimeError):
+    """The store of what waits does not answer, or refuses what was asked."""
+
+    reason = "store"
 
 
 class Paused(DuetimeError):

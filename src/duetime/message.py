@@ -6,6 +6,7 @@ one; it sorts by time; and it names the slot to look in, so that cancelling need
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -21,6 +22,16 @@ DUE_ID = "due-id"
 DUE_OP = "due-op"
 DUE_EXPIRES_MS = "due-expires-ms"
 DUE_CALLBACK = "due-callback"
+
+# Headers of a delayed topic's records.
+#: When a record is to be delivered, epoch ms.
+DELIVER_AFTER_MS = "deliver-after-ms"
+#: What `produce` returned for it.
+DELIVER_ID = "deliver-id"
+#: A retry is for the group that wanted it, and for no other.
+DELIVER_GROUP = "deliver-group"
+#: How often it was tried, when it failed first (epoch ms) and the offset it had then, with colons.
+DELIVER_RETRY = "deliver-retry"
 
 #: Only while a message waits: numbers and a name between colons, see STATE; those at the end may be
 #: missing.
@@ -116,6 +127,12 @@ class MessageId:
 
     def __str__(self) -> str:
         return f"{self.due_ms:012x}-{self.unique}"
+
+
+def last_words(words: Mapping[str, object]) -> list[tuple[str, bytes]]:
+    """The headers that a dead letter ends with; empty where nothing is said."""
+    said = {name: word for name, word in words.items() if word is not None}
+    return [(name, str(said.get(name, "")).encode()) for name in LAST_WORDS]
 
 
 def check_unique(unique: str) -> str:

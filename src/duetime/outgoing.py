@@ -4,7 +4,7 @@ Whatever intake would reject is refused here already, with the same reason, so t
 asked hears of it. Nothing here sends, and nothing reads a clock.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import uuid4
@@ -51,6 +51,8 @@ class Outgoing:
     #: The message that it schedules, or speaks of.
     id: MessageId
     topic: str
+    #: None is by the key.
+    partition: int | None = None
     key: bytes | None = field(repr=False)
     value: bytes | None = field(repr=False)
     headers: tuple[Header, ...] = field(repr=False)
@@ -81,7 +83,7 @@ def scheduled(
     identity = MessageId(due_ms=due_ms, unique=check_unique(own))
     key, value = encoded(wanted.key, "the key"), encoded(wanted.value, "the value")
     headers = encoded_headers(wanted.headers)
-    _check_size(key, value, headers, settings.max_message_bytes)
+    check_size(key, value, headers, settings.max_message_bytes)
     address = _address(wanted, settings.namespace, identity)
     return Outgoing(
         id=identity,
@@ -103,15 +105,24 @@ def cancelled(identity: MessageId, settings: Settings) -> Outgoing:
     )
 
 
-def due_time_ms(at: datetime | None, in_: timedelta | None, now_ms: int) -> int:
-    """The instant, in epoch ms, that a sender gives as `at` (with a zone) or as `in_` from now.
+def due_time_ms(
+    at: datetime | None,
+    in_: timedelta | None,
+    now_ms: int,
+    deliver_after: datetime | None = None,
+) -> int:
+    """The instant, in epoch ms, that a sender gives in one of these ways; those with a zone.
 
     Raises InvalidMessage (no-due-time, two-due-times, bad-due-time).
     """
-    if at is not None and in_ is not None:
-        raise InvalidMessage(Reason.TWO_DUE_TIMES, "both at and in_ are given: leave one")
+    if sum(each is not None for each in (at, in_, deliver_after)) > 1:
+        raise InvalidMessage(
+            Reason.TWO_DUE_TIMES, "more than one of at, in_ and deliver_after is given: leave one"
+        )
     if at is not None:
         return _instant_ms(at)
+    if deliver_after is not None:
+        return _instant_ms(deliver_after)
     if in_ is not None:
         return now_ms + _delay_ms(in_)
     raise InvalidMessage(Reason.NO_DUE_TIME, "neither at nor in_ is given: add one")
@@ -132,10 +143,13 @@ def encoded(payload: object, what: str, reason: Reason = Reason.UNREADABLE) -> b
     return _text(payload, what, reason, "bytes, text or None").encode()
 
 
-def encoded_headers(headers: Headers | None) -> list[Header]:
-    """The sender's own headers, in order. Raises InvalidMessage (bad-headers)."""
+def encoded_headers(headers: Headers | None, taken: Sequence[str] = OWN_HEADERS) -> list[Header]:
+    """The sender's own headers, in order; none that is `taken`.
+
+    Raises InvalidMessage (bad-headers).
+    """
     return [
-        (_header_name(name), encoded(value, f"header {name}", Reason.BAD_HEADERS))
+        (_header_name(name, taken), encoded(value, f"header {name}", Reason.BAD_HEADERS))
         for name, value in _pairs(headers)
     ]
 
@@ -148,7 +162,7 @@ def _address(wanted: Wanted, namespace: str, identity: MessageId) -> list[Header
         DUE_ID: identity.unique,
     }
     if wanted.partition is not None:
-        texts[DUE_PARTITION] = str(_checked_partition(wanted.partition))
+        texts[DUE_PARTITION] = str(check_partition(wanted.partition))
     if wanted.cluster is not None:
         texts[DUE_CLUSTER] = check_cluster(wanted.cluster)
     return [(name, text.encode()) for name, text in texts.items()]
@@ -185,9 +199,9 @@ def _pairs(headers: object) -> list[tuple[object, object]]:
         ) from None
 
 
-def _header_name(given: object) -> str:
+def _header_name(given: object, taken: Sequence[str]) -> str:
     name = _text(given, "a header's name", Reason.BAD_HEADERS, "text")
-    if name in OWN_HEADERS:
+    if name in taken:
         raise InvalidMessage(
             Reason.BAD_HEADERS, f"header {name} is made from the arguments: leave it out"
         )
@@ -199,7 +213,8 @@ def _header_name(given: object) -> str:
     return name
 
 
-def _checked_partition(partition: object) -> int:
+def check_partition(partition: object) -> int:
+    """The partition, if intake takes it. Raises InvalidMessage (bad-partition)."""
     if type(partition) is int and 0 <= partition <= LAST_PARTITION:
         return partition
     raise InvalidMessage(
@@ -207,9 +222,10 @@ def _checked_partition(partition: object) -> int:
     )
 
 
-def _check_size(
+def check_size(
     key: bytes | None, value: bytes | None, headers: Iterable[Header], most_bytes: int
 ) -> None:
+    """Raises InvalidMessage (too-large)."""
     in_headers = sum(
         len(name.encode()) + len(text or b"") + HEADER_FRAME_BYTES for name, text in headers
     )

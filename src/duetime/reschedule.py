@@ -15,7 +15,7 @@ from duetime.errors import TooLate, UnknownMessage
 from duetime.message import DUE_EXPIRES_MS, MessageId
 from duetime.outgoing import OWN_HEADERS, Outgoing, Wanted, cancelled, due_time_ms, scheduled
 from duetime.stores import Found
-from duetime.stores.reader import WheelReader
+from duetime.stores.opening import open_reader
 from duetime.transaction import transaction
 
 #: How long the cancel may take into the old message's slot, in ms. With less time left than this
@@ -94,7 +94,7 @@ def _taken_apart(unique: str) -> tuple[str, int]:
 
 
 def _waiting(identity: MessageId, settings: Settings, now_ms: int) -> Found:
-    reader = WheelReader(settings)
+    reader = open_reader(settings)
     try:
         found = reader.find(identity, now_ms)
     finally:

@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from duetime.config import Settings
+from duetime.config import QueueSettings, Settings
 from duetime.errors import ConfigError
 
 #: What duetime's own headers (and a rejected record's error headers) may add to a record, in bytes.
@@ -12,6 +12,9 @@ OVERHEAD_BYTES = 64 * 1024
 
 #: No record is removed by age: only what is settled is freed, with DeleteRecords.
 KEEP = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+
+#: What is of use for a moment only.
+PASSING = {"cleanup.policy": "delete", "retention.ms": "600000"}
 
 #: A slot is emptied often, and Kafka frees whole segments but never the one that is written to:
 #: small ones that are rolled after 10 minutes give the disk back sooner.
@@ -21,8 +24,14 @@ SMALL_SEGMENTS = {
     "segment.index.bytes": str(1024 * 1024),
 }
 
+#: What the name of a delayed topic ends with that has a visible one.
+DELAYED = ".delayed"
+
 #: Seven days, Kafka's own default, for what has been taken in already.
 WEEK_MS = 7 * 24 * 3_600_000
+
+#: A day: a pipeline may be down for so long, and finds all markers.
+DAY_MS = 24 * 3_600_000
 
 #: An hour: what is not taken in within its retention is lost, and a pipeline may be down a while.
 LEAST_INTAKE_RETENTION_MS = 3_600_000
@@ -98,7 +107,10 @@ class TopicNames:
         self.dead = f"{self._prefix}.dead"
         self.redriven = f"{self._prefix}.redriven"
         self.lanes = f"{self._prefix}.lanes"
+        self.store = f"{self._prefix}.store"
         self.warmup = f"{self._prefix}.warmup"
+        self.wake = f"{self._prefix}.wake"
+        self.redelivery_group = f"{self._prefix}.redelivery"
         self.leader = f"{self._prefix}.leader"
         self.leader_group = f"{self._prefix}.leader"
         self.release_group = f"{self._prefix}.release"
@@ -106,6 +118,10 @@ class TopicNames:
     def outbox(self, cluster: str) -> str:
         """The topic of what is on its way to another cluster."""
         return f"{self._prefix}.outbox.{cluster}"
+
+    def visible_group(self, topic: str) -> str:
+        """The group that makes a delayed topic visible."""
+        return f"{self._prefix}.visible.{topic}"
 
     def wheel(self, level: int) -> str:
         """The topic of one level of the wheel."""
@@ -122,16 +138,19 @@ def required_topics(settings: Settings) -> list[Topic]:
     names = TopicNames(settings)
     unstamped = (names.control, names.airtel, names.scheduler)
     levels = range(settings.wheel_levels)
+    partitions = settings.intake_partitions
     ring, lanes = settings.wheel.ring, settings.ladder.lanes
     return [
         # Their delays count from the record's timestamp, so the broker must set it, not the sender.
-        _intake_topic(names.native, settings.intake_partitions, settings, required=STAMPED),
+        _intake_topic(names.native, partitions, settings, required=STAMPED),
         _intake_topic(names.countdown, 1, settings, required=STAMPED),
         *(_intake_topic(name, 1, settings, required={}) for name in unstamped),
+        *(_intake_topic(name, partitions, settings, required={}) for name in enabled(settings)),
         # A lane's wait counts from the append.
         _waiting_topic(names.lanes, lanes, settings),
         # A record's age tells which turn of the ring it belongs to.
         *(_waiting_topic(names.wheel(level), ring, settings) for level in levels),
+        *_store_topics(names.store, settings),
         # One partition: what is on its way to another cluster stays in order.
         *(_kept_topic(names.outbox(each), settings) for each in settings.clusters),
         _kept_topic(names.rejected, settings),
@@ -141,7 +160,46 @@ def required_topics(settings: Settings) -> list[Topic]:
         _warmup_topic(names.warmup),
         # Nothing is written there: whoever is assigned its partition leads.
         Topic(name=names.leader, partitions=1, exact=True, settings={}),
+        *_of_queues(settings),
     ]
+
+
+def enabled(settings: Settings) -> list[str]:
+    """The delayed topics that are switched on."""
+    return [name for name, topic in settings.delayed_topics.items() if topic.enable]
+
+
+def visible(settings: Settings) -> dict[str, str]:
+    """The visible topics of delayed ones, by the latter's name."""
+    return {
+        name: name.removesuffix(DELAYED)
+        for name in enabled(settings)
+        if name.endswith(DELAYED) and name != DELAYED
+    }
+
+
+def _of_queues(settings: Settings) -> Iterator[Topic]:
+    for name, own in settings.queues.items():
+        yield from _of_queue(name, own, settings)
+    if settings.queues:
+        yield Topic(name=TopicNames(settings).wake, partitions=1, settings=PASSING)
+
+
+def _of_queue(name: str, own: QueueSettings, settings: Settings) -> Iterator[Topic]:
+    # A marker is where its message is: the two have as many partitions.
+    yield Topic(name=name, partitions=own.partitions, exact=True, settings={})
+    # An end marker that is gone before its start marker is followed would come too late.
+    kept_ms = max(DAY_MS, 2 * own.timeout_max_ms)
+    yield Topic(
+        name=own.markers_topic(name),
+        partitions=own.partitions,
+        exact=True,
+        settings={"cleanup.policy": "delete", "retention.ms": str(kept_ms)} | STAMPED,
+        required={"cleanup.policy": "delete"},
+        least_retention_ms=own.timeout_max_ms,
+    )
+    # A dead letter is called by its offset.
+    yield replace(_kept_topic(own.dead_topic(name), settings), exact=True)
 
 
 def shared_names(topics: Iterable[Topic]) -> Iterator[str]:
@@ -181,6 +239,16 @@ def _waiting_topic(name: str, partitions: int, settings: Settings) -> Topic:
     )
 
 
+def _store_topics(name: str, settings: Settings) -> list[Topic]:
+    """What is on its way to another store than Kafka: as many partitions as intake has."""
+    if settings.store_kind == "kafka":
+        return []
+    waiting = _waiting_topic(name, settings.intake_partitions, settings)
+    told = settings.store_kind == "aerospike" and settings.aerospike_notices
+    notices = [_intake_topic(settings.aerospike_topic, 1, settings, required={})] if told else []
+    return [replace(waiting, exact=False), *notices]
+
+
 def _kept_topic(name: str, settings: Settings) -> Topic:
     # Room for the largest record any topic holds, and the error headers on top.
     room = settings.max_message_bytes + 2 * OVERHEAD_BYTES
@@ -200,7 +268,7 @@ def _warmup_topic(name: str) -> Topic:
         name=name,
         partitions=2,
         exact=True,
-        settings={"cleanup.policy": "delete", "retention.ms": "600000"} | STAMPED,
+        settings=PASSING | STAMPED,
     )
 
 

@@ -12,7 +12,7 @@ from duetime.bench.display import show
 from duetime.bench.load import LoadPlan
 from duetime.bench.report import COUNTS
 from duetime.bench.result import summed_up
-from duetime.bench.testbed import OTHER, own_testbed, testbed, testbed_of_two
+from duetime.bench.testbed import OTHER, own_store, own_testbed, testbed, testbed_of_two
 from duetime.clock import parse_duration
 from duetime.errors import InvalidMessage, Reason
 
@@ -24,6 +24,13 @@ app = typer.Typer(
 Kafka = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="Use this cluster; else a temporary broker is started."),
+]
+Store = Annotated[
+    str,
+    typer.Option(
+        metavar="STORE",
+        help="Where messages wait: kafka, redis for a temporary server, or redis://host:port/db.",
+    ),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="One JSON line at the end of stdout instead of a table.")
@@ -50,6 +57,7 @@ def lateness(  # noqa: PLR0913 (a command's options)
     ] = False,
     destinations: Annotated[int, typer.Option(min=1, help="Topics to deliver to.")] = 1,
     missing: Annotated[int, typer.Option(min=0, help="How many of them do not exist.")] = 0,
+    store: Store = "kafka",
     kafka: Kafka = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,8 +74,8 @@ def lateness(  # noqa: PLR0913 (a command's options)
         value_bytes=value_bytes,
         cluster=OTHER if outbox else None,
     )
-    with testbed_of_two(kafka) if outbox else testbed(kafka) as settings:
-        targets = bench.Targets(destinations, missing)
+    targets, beds = bench.Targets(destinations, missing), testbed_of_two if outbox else testbed
+    with own_store(store) as place, beds(kafka, store=place) as settings:
         done = bench.lateness(settings, plan, runs, warm_up, targets)
     # Counts are added up, and all other figures are medians.
     result = summed_up([each.figures() for each in done], summed=COUNTS)
@@ -77,18 +85,19 @@ def lateness(  # noqa: PLR0913 (a command's options)
 
 
 @app.command()
-def catchup(
+def catchup(  # noqa: PLR0913 (a command's options)
     *,
     messages: Messages = 1_000_000,
     value_bytes: ValueBytes = 200,
     runs: Runs = 1,
+    store: Store = "kafka",
     kafka: Kafka = None,
     as_json: AsJson = False,
 ) -> None:
     """How fast overdue messages are released, against a plain copy by Spark."""
     from duetime.bench.catchup import catchup as run  # noqa: PLC0415 (imports Spark)
 
-    with testbed(kafka) as settings:
+    with own_store(store) as place, testbed(kafka, store=place) as settings:
         paces = run(settings, messages, value_bytes, runs)
     show("catchup", summed_up([each.figures() for each in paces]), as_json=as_json)
 
@@ -125,6 +134,57 @@ def pending(
     with testbed(kafka) as settings:
         cost = run(settings, messages, seconds, value_bytes)
     show("pending", cost.figures(), as_json=as_json)
+
+
+@app.command()
+def flood(
+    *,
+    messages: Messages = 1_000_000,
+    rate: Annotated[float, typer.Option(min=0.1, help="Others, a second.")] = 1_000,
+    kafka: Kafka = None,
+    as_json: AsJson = False,
+) -> None:
+    """How punctual a steady rate is while very many messages are due in one second."""
+    from duetime.bench.flood import flood as run  # noqa: PLC0415 (imports Spark)
+
+    with testbed(kafka) as settings:
+        done = run(settings, messages, rate)
+    show("flood", done.figures(), as_json=as_json)
+
+
+@app.command()
+def delayed(  # noqa: PLR0913 (a command's options)
+    *,
+    rate: Annotated[float, typer.Option(min=0.1, help="Messages a second.")] = 2_000,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to send.")] = 60,
+    delay: Annotated[str, typer.Option(help="Least and most delay, such as 1s..9s.")] = "0.1s..60s",
+    way: Annotated[
+        str, typer.Option(help="visible, consumer or spark; all is one after the other.")
+    ] = "all",
+    warm_up: Annotated[
+        float, typer.Option(min=0, help="Seconds of the same rate before, not measured.")
+    ] = 10,
+    value_bytes: ValueBytes = 200,
+    kafka: Kafka = None,
+    as_json: AsJson = False,
+) -> None:
+    """How punctual, and in what order, a delayed topic's records are read, in each way."""
+    from duetime.bench import delayed as bench  # noqa: PLC0415 (imports Spark)
+
+    if way not in ("all", *bench.Way):
+        raise typer.BadParameter(f"--way {way} is none of visible, consumer, spark, all")
+    ways = list(bench.Way) if way == "all" else [bench.Way(way)]
+    plan = LoadPlan(
+        messages=max(1, round(rate * seconds)),
+        rate=rate,
+        delay_ms=parse_range(delay),
+        destinations=(),
+        value_bytes=value_bytes,
+    )
+    with testbed(kafka) as settings:
+        found = {str(each): bench.delayed(settings, plan, each, warm_up) for each in ways}
+    totals = {name: sum(each[name] or 0 for each in found.values()) for name in bench.COUNTS}
+    show("delayed", totals | found, as_json=as_json)
 
 
 @app.command()
@@ -178,6 +238,23 @@ def failover(
 
 
 @app.command()
+def api(
+    *,
+    seconds: Annotated[float, typer.Option(min=1, help="How long each of three loads lasts.")] = 20,
+    value_bytes: ValueBytes = 200,
+    runs: Runs = 1,
+    kafka: Kafka = None,
+    as_json: AsJson = False,
+) -> None:
+    """How many messages a second the HTTP API takes, single and in batches of 100."""
+    from duetime.bench.api import api as run  # noqa: PLC0415 (its parts import Spark)
+
+    with testbed(kafka) as settings:
+        served = [run(settings, seconds, value_bytes).figures() for _ in range(runs)]
+    show("api", summed_up(served, summed=("failed",)), as_json=as_json)
+
+
+@app.command()
 def wheel(
     *,
     years: Annotated[float, typer.Option(min=0.01, help="How far away the message is due.")] = 5,
@@ -190,6 +267,34 @@ def wheel(
     with testbed(kafka) as settings:
         walks = run(settings, years)
     show("wheel", asdict(walks), as_json=as_json)
+
+
+@app.command()
+def queue(  # noqa: PLR0913 (a command's options)
+    *,
+    messages: Messages = 200_000,
+    drop: Annotated[float, typer.Option(min=0, max=1, help="Share that is dropped.")] = 0.01,
+    timeout: Annotated[str, typer.Option(help="After which it comes again, such as 5s.")] = "5s",
+    rate: Annotated[float, typer.Option(min=1, help="Messages a second, where some drop.")] = 5_000,
+    value_bytes: ValueBytes = 200,
+    runs: Runs = 1,
+    kafka: Kafka = None,
+    as_json: AsJson = False,
+) -> None:
+    """How fast a queue's worker is, and how soon what it drops comes again."""
+    from duetime.bench.queue import Plan, run_queue  # noqa: PLC0415 (its parts import Spark)
+
+    plan = Plan(
+        messages=messages,
+        rate=rate,
+        drop_every=round(1 / drop) if drop else 0,
+        timeout_ms=parse_duration(timeout),
+        value_bytes=value_bytes,
+    )
+    with testbed(kafka) as settings:
+        done = run_queue(settings, plan, runs)
+    counts = ("messages", "lost", "redelivered", "wrongly_redelivered")
+    show("queue", summed_up([each.figures() for each in done], summed=counts), as_json=as_json)
 
 
 def parse_range(text: str) -> tuple[int, int]:

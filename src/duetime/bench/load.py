@@ -24,6 +24,8 @@ class LoadPlan:
     rate: float
     #: Each message is due this long after it is sent: evenly from the first to the second, in ms.
     delay_ms: tuple[int, int]
+    #: Instead of that, each is due evenly from the first to the second instant, epoch ms.
+    due_ms: tuple[int, int] | None = None
     #: The topics that the messages are for, in turn.
     destinations: tuple[str, ...]
     value_bytes: int = 200
@@ -104,6 +106,7 @@ def start_load(settings: Settings, plan: LoadPlan) -> Load:
 def revealed(settings: Settings) -> dict[str, Any]:
     """The settings as JSON, passwords readable: only for a process of our own."""
     told = settings.model_dump(mode="json") | _password(settings)
+    told["store"] = settings.store.get_secret_value()
     for name, cluster in settings.clusters.items():
         told["clusters"][name] |= _password(cluster)
     return told

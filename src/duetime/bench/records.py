@@ -2,7 +2,8 @@
 
 native    to duetime.in, with due-* headers           the way of every message
 airtel    to the Airtel topic, a JSON object          the way of `bench intake`
-waiting   straight into the slots of the wheel        what intake would have written there
+waiting   straight to where messages wait             what intake would have written there
+delayed   to a delayed topic, with deliver-after-ms   the way of `bench delayed`
 """
 
 import os
@@ -10,7 +11,16 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from duetime.config import Settings
-from duetime.message import DUE_AT_MS, DUE_CLUSTER, DUE_ID, DUE_PARTITION, DUE_STATE, DUE_TOPIC
+from duetime.message import (
+    DELIVER_AFTER_MS,
+    DELIVER_ID,
+    DUE_AT_MS,
+    DUE_CLUSTER,
+    DUE_ID,
+    DUE_PARTITION,
+    DUE_STATE,
+    DUE_TOPIC,
+)
 from duetime.topics import TopicNames
 
 #: librdkafka's word for "you choose the partition".
@@ -35,13 +45,19 @@ class Shape(StrEnum):
     NATIVE = "native"
     AIRTEL = "airtel"
     WAITING = "waiting"
+    DELAYED = "delayed"
 
 
 def maker(
     shape: Shape, settings: Settings, destinations: Sequence[str], label: str, value_bytes: int
 ) -> Maker:
     """Makes records to the destinations in turn; the sender's own ids are `<label>-<number>`."""
-    make = {Shape.NATIVE: native, Shape.AIRTEL: airtel, Shape.WAITING: waiting}[shape]
+    make = {
+        Shape.NATIVE: native,
+        Shape.AIRTEL: airtel,
+        Shape.WAITING: waiting,
+        Shape.DELAYED: delayed,
+    }[shape]
     return make(settings, destinations, label, value_bytes)
 
 
@@ -87,14 +103,12 @@ def airtel(settings: Settings, destinations: Sequence[str], label: str, value_by
 
 
 def waiting(settings: Settings, destinations: Sequence[str], label: str, value_bytes: int) -> Maker:
-    """Records for the wheel's topics, in the slots where intake would put them at `now_ms`."""
-    wheel, names = settings.wheel, TopicNames(settings)
-    topics = [names.wheel(level) for level in range(wheel.levels)]
-    value, keys = os.urandom(value_bytes), _keys()
+    """Records for the store's topics, where intake would put them at `now_ms`."""
+    places, value, keys = _places(settings), os.urandom(value_bytes), _keys()
     addresses = [(DUE_TOPIC, each.encode()) for each in destinations]
 
     def make(number: int, due_ms: int, now_ms: int) -> Record:
-        slot = wheel.place(due_ms, now_ms)
+        topic, partition = places(due_ms, now_ms)
         headers: list[Header] = [
             addresses[number % len(addresses)],
             (DUE_PARTITION, None),
@@ -102,7 +116,34 @@ def waiting(settings: Settings, destinations: Sequence[str], label: str, value_b
             (DUE_AT_MS, b"%d" % due_ms),
             (DUE_ID, f"{due_ms:012x}-{label}-{number}".encode()),
         ]
-        return topics[slot.level], value, keys[number % KEYS], headers, wheel.partition(slot)
+        return topic, value, keys[number % KEYS], headers, partition
+
+    return make
+
+
+def _places(settings: Settings) -> Callable[[int, int], tuple[str, int]]:
+    """(due_ms, now_ms) -> topic and partition of what waits."""
+    wheel, names = settings.wheel, TopicNames(settings)
+    topics = [names.wheel(level) for level in range(wheel.levels)]
+
+    def slot(due_ms: int, now_ms: int) -> tuple[str, int]:
+        found = wheel.place(due_ms, now_ms)
+        return topics[found.level], wheel.partition(found)
+
+    return slot if settings.store_kind == "kafka" else lambda *_: (names.store, ANY_PARTITION)
+
+
+def delayed(settings: Settings, topics: Sequence[str], label: str, value_bytes: int) -> Maker:  # noqa: ARG001 (as the others)
+    """Records for delayed topics."""
+    value, keys = os.urandom(value_bytes), _keys()
+
+    def make(number: int, due_ms: int, _now_ms: int) -> Record:
+        headers: list[Header] = [
+            (DELIVER_AFTER_MS, b"%d" % due_ms),
+            (DELIVER_ID, f"{due_ms:012x}-{label}-{number}".encode()),
+        ]
+        to = topics[number % len(topics)]
+        return to, value, keys[number % KEYS], headers, ANY_PARTITION
 
     return make
 

@@ -68,13 +68,14 @@ def _send_all(producer: Producer, settings: Settings, plan: LoadPlan) -> tuple[i
     make = maker(plan.shape, settings, plan.destinations, plan.label, plan.value_bytes)
     if plan.cluster:
         make = to_cluster(make, plan.cluster)
-    clock, least_ms = SystemClock(), plan.delay_ms[0]
-    spread_ms = plan.delay_ms[1] - least_ms + 1
+    clock, (least_ms, most_ms) = SystemClock(), plan.due_ms or plan.delay_ms
+    spread_ms = most_ms - least_ms + 1
     last_due_ms, most_behind_ms = 0, 0
     for numbers, behind_ms in bursts(plan.messages, plan.rate):
         now_ms, most_behind_ms = clock.now_ms(), max(most_behind_ms, behind_ms)
+        from_ms = least_ms if plan.due_ms else now_ms + least_ms
         for number in numbers:
-            due_ms = now_ms + least_ms + int(random.random() * spread_ms)  # noqa: S311 (no secret)
+            due_ms = from_ms + int(random.random() * spread_ms)  # noqa: S311 (no secret)
             last_due_ms = max(last_due_ms, due_ms)
             _produce(producer, make(number, due_ms, now_ms))
         producer.poll(0)

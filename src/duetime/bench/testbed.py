@@ -50,6 +50,7 @@ def testbed(kafka: str | None, **others: Any) -> Iterator[Settings]:  # noqa: AN
             yield settings
         finally:
             _delete_all(settings)
+            _forget(settings)
 
 
 @contextmanager
@@ -67,14 +68,27 @@ def own_testbed(**others: Any) -> Iterator[tuple[Settings, LocalBroker]]:  # noq
 
 
 @contextmanager
-def testbed_of_two(kafka: str | None) -> Iterator[Settings]:
+def testbed_of_two(kafka: str | None, **others: Any) -> Iterator[Settings]:  # noqa: ANN401 (any setting)
     """The same, with another temporary broker that the settings call OTHER."""
     with (
         _scratch() as scratch,
         LocalBroker(scratch / "broker") as broker,
-        testbed(kafka, clusters={OTHER: {"bootstrap": broker.bootstrap}}) as settings,
+        testbed(kafka, clusters={OTHER: {"bootstrap": broker.bootstrap}}, **others) as settings,
     ):
         yield settings
+
+
+@contextmanager
+def own_store(store: str) -> Iterator[str]:
+    """Where messages are to wait: of `redis`, a temporary server. Raises SetupError."""
+    if store != "redis":
+        yield store
+        return
+    # Whoever has no Redis need not have its client.
+    from duetime.local.redis import LocalRedis  # noqa: PLC0415
+
+    with _scratch() as scratch, LocalRedis(scratch / "redis") as server:
+        yield server.url
 
 
 def create_destinations(
@@ -139,6 +153,15 @@ def _delete_all(settings: Settings) -> None:
     ours = [topic for topic in named if topic.startswith(settings.namespace)]
     for future in admin.delete_topics(ours, operation_timeout=TIMEOUT_S).values():
         future.result()
+
+
+def _forget(settings: Settings) -> None:
+    """Remove what is left in another store."""
+    if settings.store_kind == "redis":
+        # As in `own_store`.
+        from duetime.stores.redis.shards import Shards  # noqa: PLC0415
+
+        Shards(settings).forget()
 
 
 @contextmanager

@@ -18,10 +18,11 @@ from duetime.bench.say import say
 from duetime.bench.testbed import create_destinations
 from duetime.bench.throughput import session
 from duetime.clock import SystemClock
-from duetime.columns import clock_ahead
+from duetime.columns import simulated_clock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.pipeline.intake import Intake
+from duetime.pipeline.jvm import jvm
 from duetime.pipeline.kafka import read_ranges, write_batch
 from duetime.pipeline.turn import Turn
 from duetime.pipeline.written import Written
@@ -104,7 +105,8 @@ def _really(spark: SparkSession, settings: Settings, due_ms: int) -> Walk:
             slots.append(slot)
             ahead_ms = settings.wheel.closes_at_ms(slot, settings.lead_ms) - SystemClock().now_ms()
             ranges = store.due(slot)
-            with clock_ahead(ahead_ms):
+            with simulated_clock(jvm(spark)) as set_ahead:
+                set_ahead(ahead_ms)
                 Turn(spark, settings, written)(ranges)
             store.settle(ranges)
     (late_ms,) = read_arrivals(settings, [topic]).late_ms

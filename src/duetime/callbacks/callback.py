@@ -1,6 +1,5 @@
 """What a dead letter or a rejected record says to whoever asked to be told of it."""
 
-import base64
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from duetime.message import (
     DUE_PARTITION,
     DUE_TOPIC,
 )
+from duetime.payload import payload_json
 from duetime.stores.records import headers_of
 
 #: The longest number that a header may have, in digits.
@@ -70,8 +70,8 @@ def callback_of(record: Message, settings: Settings) -> Callback | None:
     body: dict[str, Any] = {
         name: _number(text) if name in NUMBERS else text for name, text in told.items()
     }
-    body |= _payload("key", record.key()) | _payload("value", record.value())
-    body["headers"] = [{"name": name, **_payload("value", value)} for name, value in own]
+    body |= payload_json("key", record.key()) | payload_json("value", record.value())
+    body["headers"] = [{"name": name, **payload_json("value", value)} for name, value in own]
     return Callback(url=url.decode(errors="replace"), body=body)
 
 
@@ -86,14 +86,6 @@ def _airtel_url(record: Message, by_name: dict[str, bytes], settings: Settings) 
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return url.encode(errors="replace") if isinstance(url, str) else None
-
-
-def _payload(name: str, data: bytes | None) -> dict[str, str | None]:
-    """As text where it is UTF-8, else in base64 under a name that says so."""
-    try:
-        return {name: None if data is None else data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data or b"").decode()}
 
 
 def _number(text: str) -> int | None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Annotated
 
@@ -41,6 +42,11 @@ def list_(  # noqa: PLR0913 (an option each)
     """List the latest dead letters that were not brought back."""
     selection = _selection(topic, reason, since)
     letters = DeadLetters(connected(kafka, config)).latest(selection, limit)
+    show_letters(letters, as_json=as_json)
+
+
+def show_letters(letters: Sequence[DeadLetter], *, as_json: bool) -> None:
+    """A line each, without payloads."""
     if as_json:
         typer.echo(json.dumps([_as_json(each) for each in letters]))
         return

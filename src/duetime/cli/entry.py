@@ -21,7 +21,7 @@ from confluent_kafka import KafkaException
 
 from duetime import __version__
 from duetime.bench import app as bench_app
-from duetime.cli import dead, demo, messages, pending, serve, topics
+from duetime.cli import api, dead, demo, messages, pending, queue, serve, sql, topics
 from duetime.errors import DuetimeError, InvalidMessage, TooLate, UnknownMessage
 
 app = typer.Typer(
@@ -34,11 +34,13 @@ app = typer.Typer(
 for command in (
     serve.up,
     serve.run,
+    api.api,
     messages.send,
     pending.pending,
     messages.show,
     messages.cancel,
     messages.reschedule,
+    sql.sql,
     topics.topics,
     topics.doctor,
     topics.status,
@@ -46,6 +48,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(dead.app, name="dead")
+app.add_typer(queue.app, name="queue")
 app.add_typer(bench_app, name="bench")
 
 

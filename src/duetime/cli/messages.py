@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from duetime.cli.cancelling import cancel_surely, not_waiting
-from duetime.cli.connect import connected, require_intake
+from duetime.cancelling import cancel_surely, not_waiting
+from duetime.cli.connect import connected
 from duetime.cli.display import facts, record_facts, when
 from duetime.cli.options import (
     At,
@@ -19,19 +19,19 @@ from duetime.cli.options import (
     In,
     Kafka,
     OnlyValue,
-    delay,
-    instant,
+    Store,
     settings_from,
 )
 from duetime.client import Producer
-from duetime.clock import SystemClock
+from duetime.clock import SystemClock, delay, instant
 from duetime.config import Settings
 from duetime.errors import InvalidMessage, Reason
 from duetime.message import MessageId
 from duetime.outgoing import Wanted, due_time_ms, new_unique, scheduled
+from duetime.reach import create_by_asking, require_intake
 from duetime.reschedule import reschedule as reschedule_message
 from duetime.stores import Found
-from duetime.stores.reader import WheelReader
+from duetime.stores.opening import open_reader
 
 
 def send(  # noqa: PLR0913 (an option each)
@@ -76,7 +76,7 @@ def send(  # noqa: PLR0913 (an option each)
         cluster=cluster,
     )
     _refuse_bad(wanted, settings, due_at, due_in, own_id)
-    require_intake(settings)
+    cluster_has = require_intake(settings).topics
     with Producer(settings) as producer:
         full_id = producer.produce(
             wanted.topic,
@@ -90,6 +90,9 @@ def send(  # noqa: PLR0913 (an option each)
             cluster=wanted.cluster,
         )
     typer.echo(full_id)
+    if cluster is None and topic not in cluster_has and not create_by_asking(settings, topic):
+        # Brokers that create topics have done so by now, and not when the message is due.
+        typer.echo(f"note: there is no topic {topic}: create it before this is due", err=True)
 
 
 def show(
@@ -97,12 +100,13 @@ def show(
     *,
     value: OnlyValue = False,
     kafka: Kafka = None,
+    store: Store = None,
     config: Config = None,
 ) -> None:
     """Show all about a message that waits."""
     identity = MessageId.parse(message_id)
-    settings, now_ms = connected(kafka, config), SystemClock().now_ms()
-    found = WheelReader(settings).find(identity, now_ms)
+    settings, now_ms = connected(kafka, config, store), SystemClock().now_ms()
+    found = open_reader(settings).find(identity, now_ms)
     if found is None:
         raise not_waiting(identity, settings, now_ms)
     if value:
@@ -111,25 +115,33 @@ def show(
     typer.echo(facts(_facts(found, now_ms)))
 
 
-def cancel(message_id: Id, *, kafka: Kafka = None, config: Config = None) -> None:
+def cancel(
+    message_id: Id, *, kafka: Kafka = None, store: Store = None, config: Config = None
+) -> None:
     """Cancel a message, with a definite answer.
 
     Exit code 0: it will not be delivered. 3: too late. 4: no such message waits.
     """
     identity = MessageId.parse(message_id)
-    cancel_surely(identity, connected(kafka, config), SystemClock())
+    cancel_surely(identity, connected(kafka, config, store), SystemClock())
     typer.echo(f"cancelled: {identity} will not be delivered")
 
 
-def reschedule(
-    message_id: Id, *, in_: In = None, at: At = None, kafka: Kafka = None, config: Config = None
+def reschedule(  # noqa: PLR0913 (an option each)
+    message_id: Id,
+    *,
+    in_: In = None,
+    at: At = None,
+    kafka: Kafka = None,
+    store: Store = None,
+    config: Config = None,
 ) -> None:
     """Give a message another time, and print its new id.
 
     One transaction: it never waits twice, and never not at all.
     """
     identity, (due_at, due_in) = MessageId.parse(message_id), _due(at, in_)
-    settings = connected(kafka, config)
+    settings = connected(kafka, config, store)
     typer.echo(reschedule_message(str(identity), at=due_at, in_=due_in, settings=settings))
 
 

@@ -1,15 +1,14 @@
 """Options that many commands take, and the settings made of them."""
 
 import os
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from duetime.clock import parse_duration, parse_instant
+from duetime.clock import parse_instant
 from duetime.config import Settings, load_settings
-from duetime.errors import ConfigError, InvalidMessage, Reason
+from duetime.errors import ConfigError
 
 Kafka = Annotated[
     str | None,
@@ -18,6 +17,10 @@ Kafka = Annotated[
 Config = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Settings, as TOML, in place of duetime.toml."),
+]
+Store = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="Where messages wait: kafka, redis://host:port/0."),
 ]
 Id = Annotated[str, typer.Argument(metavar="ID", help="As `duetime send` printed it.")]
 In = Annotated[
@@ -43,10 +46,9 @@ class BadInput(typer.TyperException):
     exit_code = 2
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def settings_from(kafka: str | None, config: Path | None, **overrides: str | None) -> Settings:
+def settings_from(
+    kafka: str | None, config: Path | None, **overrides: str | int | None
+) -> Settings:
     """The settings: options over environment over file over defaults. Raises ConfigError."""
     if config:
         if not config.is_file():
@@ -55,32 +57,6 @@ def settings_from(kafka: str | None, config: Path | None, **overrides: str | Non
     return load_settings(bootstrap=kafka, **overrides)
 
 
-def delay(text: str | None) -> timedelta | None:
-    """`--in` as a timedelta. Raises InvalidMessage."""
-    if text is None:
-        return None
-    try:
-        return timedelta(milliseconds=parse_duration(text))
-    except OverflowError:
-        raise _beyond_calendar(text) from None
-
-
-def instant(text: str | None) -> datetime | None:
-    """`--at` as an aware datetime. Raises InvalidMessage."""
-    if text is None:
-        return None
-    try:
-        return _EPOCH + timedelta(milliseconds=parse_instant(text))
-    except OverflowError:
-        raise _beyond_calendar(text) from None
-
-
 def instant_option_ms(text: str | None) -> int | None:
     """A bound such as `--from` in epoch ms. Raises InvalidMessage."""
     return None if text is None else parse_instant(text)
-
-
-def _beyond_calendar(text: str) -> InvalidMessage:
-    return InvalidMessage(
-        Reason.BAD_DUE_TIME, f"{text!r} is outside the calendar: choose another time"
-    )

@@ -8,10 +8,11 @@ import typer
 
 from duetime.cli.connect import connected
 from duetime.cli.display import console, histogram, printable, size, table, when
-from duetime.cli.options import BadInput, Config, Json, Kafka, instant_option_ms
+from duetime.cli.options import BadInput, Config, Json, Kafka, Store, instant_option_ms
 from duetime.clock import UNITS_MS, SystemClock, format_duration, format_instant
 from duetime.stores import Found, Pending
-from duetime.stores.reader import WheelReader
+from duetime.stores.opening import open_reader
+from duetime.stores.reader import within
 
 HOUR_MS, DAY_MS = UNITS_MS["h"], UNITS_MS["d"]
 
@@ -49,6 +50,7 @@ def pending(  # noqa: PLR0913 (an option each)
     limit: Annotated[int, typer.Option("--limit", min=1, help="The most that are listed.")] = 50,
     as_json: Json = False,
     kafka: Kafka = None,
+    store: Store = None,
     config: Config = None,
 ) -> None:
     """Show how many messages wait until when, or which.
@@ -59,8 +61,8 @@ def pending(  # noqa: PLR0913 (an option each)
     from_ms, to_ms = instant_option_ms(from_), instant_option_ms(to)
     if from_ms is not None and to_ms is not None and from_ms >= to_ms:
         raise BadInput("--from is not before --to: nothing is due in between")
-    settings, now_ms = connected(kafka, config), SystemClock().now_ms()
-    reader = WheelReader(settings)
+    settings, now_ms = connected(kafka, config, store), SystemClock().now_ms()
+    reader = open_reader(settings)
     try:
         if list_ or topic:
             found = reader.messages(
@@ -72,17 +74,6 @@ def pending(  # noqa: PLR0913 (an option each)
             _count(slots, now_ms, as_json=as_json)
     finally:
         reader.close()
-
-
-def within(slots: Iterable[Pending], from_ms: int | None, to_ms: int | None) -> list[Pending]:
-    """The slots that hold anything due in the range; those at its ends hold more than that."""
-    return [
-        slot
-        for slot in slots
-        if slot.count
-        and (from_ms is None or slot.end_ms > from_ms)
-        and (to_ms is None or slot.start_ms < to_ms)
-    ]
 
 
 def by_distance(slots: Iterable[Pending], now_ms: int) -> list[tuple[str, int]]:

@@ -6,23 +6,27 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from duetime.admin import create_topics
-from duetime.cli.connect import connected, require_intake, require_kafka
+from duetime.cli.beside import api_beside
+from duetime.cli.connect import connected
 from duetime.cli.display import facts, home_relative
 from duetime.cli.logs import begin_log
-from duetime.cli.options import BadInput, Config, Kafka, Verbose, settings_from
+from duetime.cli.options import BadInput, Config, Kafka, Store, Verbose, settings_from
 from duetime.cli.service import Service, interruptible
-from duetime.config import Settings
+from duetime.config import Settings, is_submitted
 from duetime.errors import DuetimeError, Paused, SetupError
 from duetime.local.broker import LocalBroker
-from duetime.local.disk import require_directory
+from duetime.local.disk import data_home, require_directory
 from duetime.local.jars import pipeline_jars
 from duetime.local.java import find_java
+from duetime.metrics import serve
+from duetime.reach import require_intake, require_kafka
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +34,7 @@ log = logging.getLogger(__name__)
 PORT = 9092
 
 
-def up(
+def up(  # noqa: PLR0913 (an option each)
     *,
     data: Annotated[
         Path | None,
@@ -43,51 +47,71 @@ def up(
     port: Annotated[
         int | None, typer.Option("--port", min=1, max=65_535, help=f"Of the own Kafka. [{PORT}]")
     ] = None,
+    api_port: Annotated[
+        int | None, typer.Option("--api-port", min=1, max=65_535, help="Of the HTTP API. [8080]")
+    ] = None,
+    store: Store = None,
     config: Config = None,
     verbose: Verbose = False,
 ) -> None:
-    """Kafka and the pipeline on this machine, until Ctrl-C.
+    """Kafka, the pipeline and the HTTP API on this machine, until Ctrl-C.
 
     What waits is kept for the next time, in the data directory or in the cluster named by --kafka.
+    The API is there where it is installed (duetime[api]).
     """
     if kafka and port:
         raise BadInput("--port is for an own Kafka, and --kafka names another: leave one")
     begin_log(logging.DEBUG if verbose else logging.INFO)
-    directory = (data or _data_home()).expanduser().absolute()
+    directory = (data or data_home()).expanduser().absolute()
     with suppress(KeyboardInterrupt), interruptible(), _alone(directory):
         if kafka:
-            _up(connected(kafka, config), directory)
+            settings = connected(kafka, config, store)
+            _up(_with_api_port(settings, api_port), directory, config)
         else:
-            _up_with_broker(LocalBroker(directory / "broker", port or PORT), config, directory)
+            broker = LocalBroker(directory / "broker", port or PORT)
+            with _started(broker, config, store) as settings:
+                look = partial(_require_running, broker, directory)
+                _up(_with_api_port(settings, api_port), directory, config, look)
 
 
-def run(*, kafka: Kafka = None, config: Config = None, verbose: Verbose = False) -> None:
+def run(
+    *, kafka: Kafka = None, store: Store = None, config: Config = None, verbose: Verbose = False
+) -> None:
     """The pipeline alone, for production, against your cluster.
 
     Topics must exist (`duetime topics`), and the setting checkpoint says where offsets are kept.
     """
     begin_log(logging.DEBUG if verbose else logging.INFO)
     with suppress(KeyboardInterrupt), interruptible():
-        settings = settings_from(kafka, config)
+        settings = settings_from(kafka, config, store=store)
         require_intake(settings)
         try:
             _serve(settings, _connector(), lambda: _tell_ready(settings), fenced=True)
         except Paused as error:
-            if _is_submitted():
+            if is_submitted():
                 raise
             log.warning("%s: starting again", error)
             # The same command in a new process image: nothing of this one may go on.
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 
-def _up_with_broker(broker: LocalBroker, config: Path | None, directory: Path) -> None:
+@contextmanager
+def _started(broker: LocalBroker, config: Path | None, store: str | None) -> Iterator[Settings]:
     log.info("starting Kafka")
     with broker:
-        settings = settings_from(broker.bootstrap, config, security_protocol="PLAINTEXT")
-        _up(settings, directory, look=lambda: _require_running(broker, directory))
+        yield settings_from(broker.bootstrap, config, security_protocol="PLAINTEXT", store=store)
 
 
-def _up(settings: Settings, directory: Path, look: Callable[[], None] = lambda: None) -> None:
+def _with_api_port(settings: Settings, port: int | None) -> Settings:
+    return settings.model_copy(update={"api_port": port}) if port else settings
+
+
+def _up(
+    settings: Settings,
+    directory: Path,
+    config: Path | None,
+    look: Callable[[], None] = lambda: None,
+) -> None:
     created = create_topics(settings)
     if created:
         log.info("created topics=%d", len(created))
@@ -95,7 +119,8 @@ def _up(settings: Settings, directory: Path, look: Callable[[], None] = lambda: 
     cluster = str(require_kafka(settings).cluster_id)
     place = directory / "checkpoint" / cluster / settings.namespace
     kept = settings.model_copy(update={"checkpoint": f"file://{place}"})
-    _serve(kept, _connector(), lambda: _announce(kept, directory), look)
+    with api_beside(kept, directory, config) as api:
+        _serve(kept, _connector(), lambda: _announce(kept, directory, api()), look)
 
 
 def _serve(
@@ -111,6 +136,7 @@ def _serve(
     from duetime.pipeline.runner import Pipeline  # noqa: PLC0415
 
     pipeline = Pipeline(settings, jars=jars, fenced=fenced)
+    serve(settings)
     log.info("starting Spark")
     try:
         with Service(pipeline, look) as service:
@@ -127,37 +153,29 @@ def _serve(
 
 def _connector() -> list[Path]:
     """The jars that Spark has to be given: none where `spark-submit` started this program."""
-    if _is_submitted():
+    if is_submitted():
         return []
     find_java()
     return pipeline_jars()
-
-
-def _is_submitted() -> bool:
-    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _tell_ready(settings: Settings) -> None:
     log.info("ready kafka=%s", settings.bootstrap)
 
 
-def _announce(settings: Settings, directory: Path) -> None:
+def _announce(settings: Settings, directory: Path, api: str) -> None:
     host_port = settings.bootstrap
     there = "" if host_port == f"127.0.0.1:{PORT}" else f" --kafka {host_port}"
     lines = {
         "Kafka": host_port,
         "try it": f"duetime send hello --in 5s --value 'Hello, later'{there}",
         "see it": f"duetime pending{there}",
+        "by HTTP": api,
         "data": home_relative(directory),
         "Ctrl-C": "stops it; what waits is kept",
     }
     typer.echo("duetime is ready")
     typer.echo(facts((f"  {name}", text) for name, text in lines.items()))
-
-
-def _data_home() -> Path:
-    home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(home) / "duetime"
 
 
 @contextmanager

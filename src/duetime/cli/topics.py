@@ -10,7 +10,7 @@ import typer
 from duetime.admin import create_topics, topic_problems
 from duetime.cli.connect import connected
 from duetime.cli.display import console, facts, when
-from duetime.cli.options import Config, Json, Kafka, settings_from
+from duetime.cli.options import Config, Json, Kafka, Store, settings_from
 from duetime.clock import SystemClock, format_duration
 from duetime.doctor import checkup
 from duetime.errors import KafkaError
@@ -23,13 +23,14 @@ def topics(
     *,
     check: Annotated[bool, typer.Option("--check", help="Create nothing, only look.")] = False,
     kafka: Kafka = None,
+    store: Store = None,
     config: Config = None,
 ) -> None:
     """Create the topics that are missing, and check all.
 
     Exit code 1 if a topic's settings could lose messages.
     """
-    settings = connected(kafka, config)
+    settings = connected(kafka, config, store)
     if not check:
         for name in create_topics(settings):
             typer.echo(f"created {name}")
@@ -40,12 +41,12 @@ def topics(
     typer.echo(f"✓ all {len(required_topics(settings))} topics are as they must be")
 
 
-def doctor(*, kafka: Kafka = None, config: Config = None) -> None:
+def doctor(*, kafka: Kafka = None, store: Store = None, config: Config = None) -> None:
     """Check Java, jars, Kafka, clocks and topics.
 
     Exit code 1 if something is wrong.
     """
-    checks = checkup(settings_from(kafka, config))
+    checks = checkup(settings_from(kafka, config, store=store))
     out = console()
     for each in checks:
         mark, style = ("✓", "green") if each.ok else ("✗", "red")
@@ -55,12 +56,14 @@ def doctor(*, kafka: Kafka = None, config: Config = None) -> None:
         raise typer.Exit(1)
 
 
-def status(*, as_json: Json = False, kafka: Kafka = None, config: Config = None) -> None:
+def status(
+    *, as_json: Json = False, kafka: Kafka = None, store: Store = None, config: Config = None
+) -> None:
     """Say which pipeline delivers, which stand by, and whether anything is late.
 
     Exit code 1 if none delivers.
     """
-    settings, clock = connected(kafka, config), SystemClock()
+    settings, clock = connected(kafka, config, store), SystemClock()
     found = ask(settings, clock)
     if as_json:
         typer.echo(json.dumps(asdict(found)))

@@ -7,7 +7,7 @@ in the terminal, so that whoever started it can stop it last, and it ends if tha
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
 from confluent_kafka import KafkaException
@@ -18,7 +18,7 @@ from duetime.local.jvm import KafkaJava
 from duetime.local.ports import free_port, require_free
 from duetime.local.process import GuardedProcess
 from duetime.local.properties import HOST, server_properties
-from duetime.local.storage import BrokerDirectory
+from duetime.local.storage import BrokerDirectory, new_cluster_id
 
 #: Seconds until it answers. 2 are usual; after a crash it first reads what it had not flushed.
 START_TIMEOUT = 180
@@ -38,7 +38,8 @@ class LocalBroker:
     """A broker on `data_dir`, for clients on this machine.
 
     `port` is where clients find it (None: a free one, the same for this object's whole life);
-    `properties` are Kafka broker settings that replace ours. Not for several threads at once.
+    `properties` are Kafka broker settings that replace ours, and `cluster_id` is that of a new
+    directory, for brokers of one cluster. Not for several threads at once.
     """
 
     def __init__(
@@ -46,10 +47,12 @@ class LocalBroker:
         data_dir: Path,
         port: int | None = None,
         properties: Mapping[str, str] = MappingProxyType({}),
+        cluster_id: str | None = None,
     ) -> None:
         self._directory = BrokerDirectory(data_dir)
         self._port = port or free_port()
         self._properties = dict(properties)
+        self._cluster_id = cluster_id or new_cluster_id()
         self._java: KafkaJava | None = None
         self._process: GuardedProcess | None = None
 
@@ -85,7 +88,7 @@ class LocalBroker:
         self._directory.configure(server_properties(self._port, free_port()) | self._properties)
         self._java = KafkaJava(self._directory)
         if not self._directory.formatted:
-            self._java.format()
+            self._java.format(self._cluster_id)
         self._serve(self._java)
 
     def stop(self) -> None:
@@ -103,12 +106,7 @@ class LocalBroker:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _serve(self, java: KafkaJava) -> None:

@@ -1,5 +1,6 @@
 """Room on the disk, asked for before it is needed."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -30,6 +31,12 @@ def require_directory(path: Path) -> None:
             f"{path} cannot be written to ({error.strerror}): "
             "change its owner, or choose another directory"
         ) from error
+
+
+def data_home() -> Path:
+    """Where duetime keeps what is this user's."""
+    home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(home).expanduser() / "duetime"
 
 
 def _nearest_existing(path: Path) -> Path:

@@ -7,7 +7,7 @@ from duetime.local.jars import broker_jars
 from duetime.local.java import find_java
 from duetime.local.process import GuardedProcess
 from duetime.local.startup import ClassArchive
-from duetime.local.storage import BrokerDirectory, new_cluster_id
+from duetime.local.storage import BrokerDirectory
 
 #: Java's own warnings go where last words are looked for, and its notes nowhere.
 COMMON_OPTIONS = (
@@ -46,9 +46,9 @@ class KafkaJava:
         self._archive = ClassArchive(self._java, draft=directory.path / "classes.jsa")
         self._directory = directory
 
-    def format(self) -> None:
-        """Make the directory a new cluster. Safe to repeat after a crash in the middle."""
-        cluster = f"--cluster-id={new_cluster_id()}"
+    def format(self, cluster_id: str) -> None:
+        """Make the directory one of this cluster. Safe to repeat after a crash in the middle."""
+        cluster = f"--cluster-id={cluster_id}"
         command = ["kafka.tools.StorageTool", "format", cluster, "-c", "server.properties"]
         options = (*FORMAT_OPTIONS, *self._archive.read_options())
         log_begins = self._directory.log_size()

@@ -7,14 +7,27 @@ sender -> intake topics -> [intake] -+-> rejected topic     invalid: the reason 
 far slot    -> [turn] -> nearer slot -> ... -> 1-second slot
 near slot   -> [turn: dedupe, drop cancelled, sort by due, pace] -> destination
 lanes topic -> [lanes: wait, look again] -> lanes topic | destination
+x.delayed   -> [duetime.delayed.visible: no DataFrame, but one producer, so that order holds] -> x
 what cannot be sent -> failed topic -> [failures] -> a lane or a slot, for a retry | dead letters
+a queue's markers -> [redelivery: what is open too long, fetched] -> the queue | a lane or a slot
+
+with another store, instead of a slot:   store topic -> [saving] -> store -> [turn] -> destination
+with Aerospike's notifications           notices topic -> [notices] --------> [turn] -> destination
 
 intake, lanes   real-time queries, always running; recover finishes first what they had in flight
 failures        a micro-batch query: retries with back-off, and dead letters
+saving          a micro-batch query: what is to wait in another store than Kafka is saved there
+notices         a micro-batch query: what Aerospike says is due is taken up
+claims          reads what is to be taken up, from whatever store
+redelivery      a micro-batch query with state: what a queue's workers do not acknowledge
+waking          wakes redelivery when its next message is overdue: until then it sleeps
 release         plans a turn of one near slot every second, a little ahead
 cascade         plans a turn of a far slot before its time begins
 rescue          plans a turn of whatever is past due and was not released
 written         reads back what is written, so that nothing is written twice
 destinations    what the rows know of the topics that they are for
-runner          starts all of these, warms them up, watches them, stops them
+begin           begins each query, and finishes first what it had in flight
+leader          starts and stops all that delivers, for as long as this process leads
+health, probe   tell Prometheus what waits, what came, and how late probes are
+runner          a process: starts Spark, warms up, leads or stands by, stops
 """

@@ -11,32 +11,24 @@ from dataclasses import replace
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from duetime.columns import header, now_ms, state_number, state_text, waiting_text
+from duetime.columns import backoff_ms, header, now_ms, state_number, state_text, waiting_text
 from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.message import (
     DUE_AT_MS,
-    DUE_ATTEMPTS,
-    DUE_CLUSTER,
-    DUE_ERROR,
-    DUE_ERROR_DETAIL,
-    DUE_FAILED_FIRST_MS,
-    DUE_FAILED_LAST_MS,
-    DUE_ID,
-    DUE_PARTITION,
     DUE_STATE,
-    DUE_TOPIC,
-    LAST_WORDS,
     WAITING_HEADERS,
 )
 from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.kafka import write_batch
-from duetime.pipeline.routing import (
-    Routes,
+from duetime.pipeline.routing import Routes
+from duetime.pipeline.rows import (
+    Failure,
     Waiting,
     choose,
     detail,
+    last_words,
     reason,
     waiting_record,
     without_reason,
@@ -94,7 +86,7 @@ def judged(failed: DataFrame, settings: Settings) -> DataFrame:
         (found, routes.delivered(without_reason(message))),
         (_is_over(message), routes.dead(without_reason(message), _last_words())),
         (soon, routes.lane(again, now)),
-        otherwise=routes.wheel(again, now),
+        otherwise=routes.store(again, now),
     )
     return routes.rows(known, why, to)
 
@@ -115,10 +107,9 @@ def _retry(settings: Settings) -> list[Column]:
     """most_attempts, and retry_ms: exponential back-off, spread by the id over half of it."""
     message = waiting_record()
     most, first_ms = _by_topic(settings, "attempts"), _by_topic(settings, "backoff_ms")
-    doubled = first_ms * F.pow(F.lit(2), F.least(F.col("attempts") - 1, F.lit(30)))
-    full_ms = F.least(doubled, F.lit(settings.retry_backoff_max_ms))
-    share = F.lit(0.5) + F.pmod(F.xxhash64(message.id, "attempts"), F.lit(1_000)) / 2_000
-    retry_ms = (F.col("last_ms") + full_ms * share).cast("bigint")
+    most_ms, attempts = F.lit(settings.retry_backoff_max_ms), F.col("attempts")
+    wait_ms = backoff_ms(attempts, first_ms, most_ms, spread=[message.id, attempts])
+    retry_ms = F.col("last_ms") + wait_ms
     return [most.alias("most_attempts"), retry_ms.alias("retry_ms")]
 
 
@@ -158,21 +149,15 @@ def _again(message: Waiting) -> Waiting:
 
 
 def _last_words() -> Column:
-    """The headers that a dead letter has on top of the sender's own."""
     message = waiting_record()
-    words = {
-        DUE_TOPIC: message.topic,
-        DUE_PARTITION: message.partition,
-        DUE_CLUSTER: message.cluster,
-        DUE_AT_MS: waiting_text(message.headers, DUE_AT_MS),
-        DUE_ID: message.id,
-        DUE_ERROR: F.col("reason"),
-        DUE_ERROR_DETAIL: detail(),
-        DUE_ATTEMPTS: F.col("attempts"),
-        DUE_FAILED_FIRST_MS: F.col("first_ms"),
-        DUE_FAILED_LAST_MS: F.col("last_ms"),
-    }
-    return F.array(*(header(name, words[name]) for name in LAST_WORDS))
+    failure = Failure(
+        reason=F.col("reason"),
+        detail=detail(),
+        attempts=F.col("attempts"),
+        first_ms=F.col("first_ms"),
+        last_ms=F.col("last_ms"),
+    )
+    return last_words(message, waiting_text(message.headers, DUE_AT_MS), failure)
 
 
 def _foreign() -> Column:

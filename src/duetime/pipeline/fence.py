@@ -11,7 +11,6 @@ import logging
 import sys
 import threading
 import time
-from contextlib import suppress
 from signal import SIGKILL
 from typing import Any
 
@@ -43,21 +42,19 @@ class Fence:
 
     def __init__(self, spark: SparkSession) -> None:
         self._timer = _timer(spark)
-        self._until_s: float | None = None
+        self._until_s = 0.0
+        self._is_gone = False
+        #: Whether the JVM was ended by it.
+        self.has_fired = False
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-
-    @property
-    def has_fired(self) -> bool:
-        """Whether the JVM was ended by it."""
-        return self._until_s is not None and time.monotonic() > self._until_s
 
     def start(self) -> None:
         """From now on a pause ends the JVM."""
         if self._timer is None:
             return
         self._stopping.clear()
-        self._put_off(self._timer)
+        self._set(self._timer, time.monotonic() + FENCE_S)
         self._thread = threading.Thread(target=self._keep, args=(self._timer,), daemon=True)
         self._thread.start()
 
@@ -68,20 +65,22 @@ class Fence:
             return
         self._thread.join()
         self._thread = None
-        # If the JVM is gone there is nothing to be put off, and why it is gone may be asked later.
-        with suppress(*JVM_ERRORS):
-            self._timer.set(0)
-            self._until_s = None
+        self._set(self._timer, 0)
 
     def _keep(self, timer: "KernelTimer") -> None:
-        with suppress(*JVM_ERRORS):
-            while not self._stopping.wait(EVERY_S):
-                self._put_off(timer)
+        while not self._is_gone and not self._stopping.wait(EVERY_S):
+            self._set(timer, time.monotonic() + FENCE_S)
 
-    def _put_off(self, timer: "KernelTimer") -> None:
-        until_s = time.monotonic() + FENCE_S
-        timer.set(until_s)
-        self._until_s = until_s
+    def _set(self, timer: "KernelTimer", until_s: float) -> None:
+        if self._is_gone:
+            return
+        try:
+            timer.set(until_s)
+            self._until_s = until_s
+        except JVM_ERRORS:
+            # A JVM that ends for another reason is missed before the timer's time.
+            self._is_gone = True
+            self.has_fired = time.monotonic() > self._until_s
 
 
 class KernelTimer:

@@ -48,13 +48,8 @@ from duetime.message import (
     UNIQUE_PATTERN,
 )
 from duetime.pipeline.kafka import read_stream
-from duetime.pipeline.routing import (
-    PARTITION_PATTERN,
-    Routes,
-    SinkRow,
-    Waiting,
-    choose,
-)
+from duetime.pipeline.routing import Routes
+from duetime.pipeline.rows import PARTITION_PATTERN, SinkRow, Waiting, choose
 from duetime.topics import TopicNames
 
 
@@ -63,9 +58,12 @@ def intake(spark: SparkSession, settings: Settings) -> DataFrame:
     return Intake(settings).rows(intake_records(spark, settings))
 
 
-def intake_records(spark: SparkSession, settings: Settings) -> DataFrame:
+def intake_records(
+    spark: SparkSession, settings: Settings, *, in_batches: bool = False
+) -> DataFrame:
     """All intake topics as an endless read."""
-    return read_stream(spark, settings, TopicNames(settings).intake, committed_only=True)
+    topics = TopicNames(settings).intake
+    return read_stream(spark, settings, topics, in_batches=in_batches, committed_only=True)
 
 
 def envelopes(settings: Settings) -> dict[str, tuple[str, Canonical]]:
@@ -87,7 +85,7 @@ class Intake:
         known = envelopes(settings)
         by_topic = {topic: envelope for topic, (_, envelope) in known.items()}
         message = _message({topic: name for topic, (name, _) in known.items()})
-        refused = F.coalesce(F.col("asked.refusal"), first_refusal(_refusals(settings)))
+        refused = F.coalesce(F.col("asked.refusal"), first_refusal(refusals(settings)))
         self._read = header_map(record_headers()).alias("by_name"), value_text(by_topic)
         self._parsed = parsed(by_topic)
         self._understood = canonical(by_topic).alias("asked"), now_ms().alias("now")
@@ -151,7 +149,7 @@ def _place(message: Waiting, settings: Settings) -> SinkRow:
         (F.col("refused").isNotNull(), refused),
         (remaining <= 0, routes.sent(message)),
         (soon, routes.lane(message, now)),
-        otherwise=routes.wheel(message, now),
+        otherwise=routes.store(message, now),
     )
 
 
@@ -195,8 +193,8 @@ def _made_unique(short_names: Mapping[str, str]) -> Column:
     return F.concat(F.lit("@"), F.concat_ws(".", short, "partition", "offset"))
 
 
-def _refusals(settings: Settings) -> list[Refusal]:
-    """What is wrong in any envelope, in the order of the checks."""
+def refusals(settings: Settings) -> list[Refusal]:
+    """What is wrong in any envelope, in the order of the checks. Reads `asked` and `now`."""
     asked, now = F.col("asked"), F.col("now")
     topic, due_ms, unique = asked["topic"], asked["due_ms"], asked["unique"]
     is_cancel = asks_to_cancel()
@@ -241,9 +239,9 @@ def _refusals(settings: Settings) -> list[Refusal]:
             detail="due-id may have 1 to 200 letters, digits, . _ : = ~ + - (and @, but not first)",
         ),
         Refusal(
-            when=size > settings.max_message_bytes,
+            when=size > settings.largest_bytes,
             reason=Reason.TOO_LARGE,
-            detail=f"key, value and headers together are over {settings.max_message_bytes} bytes",
+            detail=f"key, value and headers together are over {settings.largest_bytes} bytes",
         ),
         Refusal(
             # Nearer than the horizon the message may be in a lane, or its window be planned: a

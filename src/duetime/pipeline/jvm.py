@@ -1,6 +1,5 @@
 """The driver's JVM: how it is started, which process it is, and what it says that is passed on."""
 
-import os
 import sys
 import threading
 from subprocess import PIPE
@@ -10,6 +9,8 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
+
+from duetime.config import is_submitted
 
 #: What a call raises when the JVM is gone, or cannot do it: at first the one, then the other.
 JVM_ERRORS = (Py4JError, ConnectionError)
@@ -24,7 +25,7 @@ def start_jvm(conf: SparkConf) -> None:
     It gets a session of its own: what a terminal or a supervisor sends to all processes at once is
     for us to heed, and the JVM is stopped when windows are over. It ends if this process dies.
     """
-    if SparkContext._gateway or "PYSPARK_GATEWAY_PORT" in os.environ:  # noqa: SLF001 (PySpark has no other name for it)
+    if SparkContext._gateway or is_submitted():  # noqa: SLF001 (PySpark has no other name for it)
         return
     popen = {"start_new_session": True, "stderr": PIPE}
     gateway = launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
@@ -37,10 +38,10 @@ def jvm(spark: SparkSession) -> Any:  # noqa: ANN401 (py4j's view of the JVM has
     return spark.sparkContext._jvm  # noqa: SLF001 (PySpark's only way to its JVM)
 
 
-def java_array(spark: SparkSession, *given: Any) -> Any:  # noqa: ANN401 (as above)
-    """The arguments of a method that Java calls by reflection: Object[]."""
+def java_array(spark: SparkSession, *given: Any, of: str = "Object") -> Any:  # noqa: ANN401 (as above)
+    """An array of a class of java.lang; Object[] are what a method called by reflection takes."""
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 (as above)
-    values = gateway.new_array(jvm(spark).Object, len(given))
+    values = gateway.new_array(getattr(jvm(spark).java.lang, of), len(given))
     for position, each in enumerate(given):
         values[position] = each
     return values
@@ -51,8 +52,8 @@ def jvm_pid(spark: SparkSession) -> int:
     return int(jvm(spark).java.lang.ProcessHandle.current().pid())
 
 
-class FailedSends:
-    """Counts the records that this JVM's Kafka producers have given up, by their metrics."""
+class ProducerMetrics:
+    """What Kafka's own metrics say of the producers in this JVM, since each was opened."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -60,16 +61,28 @@ class FailedSends:
         self._beans = java.java.lang.management.ManagementFactory.getPlatformMBeanServer()
         # The class of this server is no part of Java's interface, and py4j may not look into it.
         interface = java.java.lang.Class.forName("javax.management.MBeanServer")
+        self._given_up = java_array(spark, "record-error-total", of="String")
+        self._sent = java_array(spark, "record-send-total", of="String")
         self._methods = {each.getName(): each for each in interface.getMethods()}
 
-    def of(self, client_id: str) -> int:
-        """Of one producer, since it was opened; 0 where there is none. Source: Kafka's metrics."""
-        bean = self._java.javax.management.ObjectName(
-            f"kafka.producer:type=producer-metrics,client-id={client_id}"
-        )
+    def given_up(self, client_id: str) -> int:
+        """How many records a producer could not deliver; 0 where there is none of this name."""
+        return self._sum(f"type=producer-metrics,client-id={client_id}", self._given_up)
+
+    def sent(self, client_id: str, topic: str | None = None) -> int:
+        """How many records it has sent, to all topics or to one; each try counts."""
+        if topic is None:
+            return self._sum(f"type=producer-metrics,client-id={client_id}", self._sent)
+        bean = f"type=producer-topic-metrics,client-id={client_id},topic={topic}"
+        return self._sum(bean, self._sent)
+
+    def _sum(self, name: str, attributes: Any) -> int:  # noqa: ANN401 (as above)
+        bean = self._java.javax.management.ObjectName(f"kafka.producer:{name}")
         if not self._asked("isRegistered", bean):
             return 0
-        return int(self._asked("getAttribute", bean, "record-error-total"))
+        # A producer that is just being opened has a bean already, and not this attribute.
+        found = self._asked("getAttributes", bean, attributes)
+        return int(sum(each.getValue() for each in found))
 
     def _asked(self, method: str, *given: Any) -> Any:  # noqa: ANN401 (as above)
         return self._methods[method].invoke(self._beans, java_array(self._spark, *given))

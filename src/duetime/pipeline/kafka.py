@@ -16,9 +16,17 @@ from duetime.topics import OVERHEAD_BYTES
 #: this sends nothing of what its producer still held, and a failed window rests for so long.
 DELIVERY_TIMEOUT_S = 10.0
 
+#: By whether only what is committed is read: a sender may schedule inside its own transaction.
+ISOLATION = {True: "read_committed", False: "read_uncommitted"}
+
 
 def read_stream(
-    spark: SparkSession, settings: Settings, topics: Sequence[str], *, committed_only: bool = False
+    spark: SparkSession,
+    settings: Settings,
+    topics: Sequence[str],
+    *,
+    in_batches: bool = False,
+    committed_only: bool = False,
 ) -> DataFrame:
     """An endless read of whole topics: Spark's Kafka columns, headers included.
 
@@ -31,13 +39,18 @@ def read_stream(
         # Records that retention removed while the query was down are gone: go on with the rest.
         # `duetime topics` refuses settings under which this would happen unseen.
         "failOnDataLoss": "false",
-        # A sender may schedule inside its own transaction.
-        "kafka.isolation.level": "read_committed" if committed_only else "read_uncommitted",
+        "kafka.isolation.level": ISOLATION[committed_only],
         # A reader creates nothing, least of all a topic that is just being deleted.
         "kafka.allow.auto.create.topics": "false",
         # An idle fetch waits this long at the broker; one with data does not wait.
         "kafka.fetch.max.wait.ms": "100",
+        # After each poll Spark asks for offsets, and drops with that what it has fetched already:
+        # of 500 records a poll, the default, each would be fetched five times.
+        "kafka.max.poll.records": "5000",
     }
+    if in_batches:
+        # Real-time mode refuses it.
+        options["maxOffsetsPerTrigger"] = str(settings.batch_records)
     return spark.readStream.format("kafka").options(**options).load()
 
 
@@ -47,6 +60,7 @@ def read_ranges(
     ranges: Sequence[OffsetRange],
     *,
     all_there: bool = True,
+    committed_only: bool = False,
 ) -> DataFrame:
     """Exactly these records, as a batch; unless `all_there`, what is left of them."""
     assigned: dict[str, list[int]] = {}
@@ -62,6 +76,7 @@ def read_ranges(
         "endingOffsets": json.dumps(end),
         "includeHeaders": "true",
         "failOnDataLoss": str(all_there).lower(),
+        "kafka.isolation.level": ISOLATION[committed_only],
         "kafka.allow.auto.create.topics": "false",
         # The last fetch of a range has nothing to wait for: the default of 500 ms is most of a
         # window's planning.
@@ -126,17 +141,24 @@ def start_real_time(rows: DataFrame, settings: Settings, name: str) -> Streaming
 
 
 def start_micro_batches(
-    records: DataFrame, handle: Callable[[DataFrame, int], None], settings: Settings, name: str
+    records: DataFrame,
+    handle: Callable[[DataFrame, int], None],
+    settings: Settings,
+    name: str,
+    every: str = "1 second",
 ) -> StreamingQuery:
-    """Start a query that handles a batch every second, if there is one."""
+    """Start a query that handles a batch every so often, if there is one."""
     batches = _batches(records, handle, settings, name)
-    return batches.queryName(name).trigger(processingTime="1 second").start()
+    return batches.queryName(name).trigger(processingTime=every).start()
 
 
 def handle_what_is_there(
     records: DataFrame, handle: Callable[[DataFrame, int], None], settings: Settings, name: str
 ) -> None:
-    """Go on with a query from its last commit, as batches, up to the present end of its topics."""
+    """Go on with a query from its last commit, as batches, up to the present end of its topics.
+
+    Each is committed when it is handled, and has records of every partition that is behind.
+    """
     batches = _batches(records, handle, settings, name)
     query = batches.queryName(f"{name} (recover)").trigger(availableNow=True).start()
     query.awaitTermination()
@@ -155,7 +177,9 @@ def _batches(
             # stack over the length of a trace, and with that the query's thread.
             raise DuetimeError(words(error)) from None
 
-    return records.writeStream.foreachBatch(briefly).option("checkpointLocation", checkpoint)
+    writer = records.writeStream.foreachBatch(briefly).option("checkpointLocation", checkpoint)
+    # What a query with state wants to hear, and one without does not mind.
+    return writer.outputMode("update")
 
 
 def write_batch(rows: DataFrame, settings: Settings, name: str) -> None:

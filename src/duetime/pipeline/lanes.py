@@ -7,11 +7,12 @@ uncommitted is finished by `recover`.
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from duetime.columns import lane_wait_ms, now_ms, slept_until
+from duetime.columns import lane_wait_ms, now_ms, slept
 from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.pipeline.kafka import read_stream
-from duetime.pipeline.routing import Routes, choose, waiting_record
+from duetime.pipeline.routing import Routes
+from duetime.pipeline.rows import choose, waiting_record
 from duetime.topics import TopicNames
 
 
@@ -20,9 +21,9 @@ def lanes(spark: SparkSession, settings: Settings) -> DataFrame:
     return looked_at_again(waited(lane_records(spark, settings), settings), settings)
 
 
-def lane_records(spark: SparkSession, settings: Settings) -> DataFrame:
+def lane_records(spark: SparkSession, settings: Settings, *, in_batches: bool = False) -> DataFrame:
     """All lanes as an endless read."""
-    return read_stream(spark, settings, [TopicNames(settings).lanes])
+    return read_stream(spark, settings, [TopicNames(settings).lanes], in_batches=in_batches)
 
 
 def waited(records: DataFrame, settings: Settings) -> DataFrame:
@@ -31,11 +32,13 @@ def waited(records: DataFrame, settings: Settings) -> DataFrame:
     What remains then and is shorter than any lane is waited for as well.
     """
     ladder, message = settings.ladder, waiting_record()
-    over = F.unix_millis("timestamp") + lane_wait_ms(ladder, F.col("partition"))
-    nearly_due = message.due_ms < over + ladder.step_ms(0)
-    until = F.when(nearly_due, message.due_ms).otherwise(over)
-    timed = records.select("*", F.coalesce(until, F.lit(0)).alias("until"), now_ms().alias("now"))
-    return timed.filter(slept_until(F.col("until"), F.col("now")))
+    wait, step = lane_wait_ms(ladder, F.col("partition")), ladder.step_ms(0)
+    over = F.unix_millis("timestamp") + wait
+    until = F.when(message.due_ms < over + step, message.due_ms).otherwise(over)
+    # No longer than ever: if the clock was set back, those behind do not wait for that.
+    pause = F.least(until - now_ms(), wait + step)
+    timed = records.select("*", F.coalesce(pause, F.lit(0)).alias("pause"))
+    return timed.filter(slept(F.col("pause")))
 
 
 def looked_at_again(records: DataFrame, settings: Settings) -> DataFrame:

@@ -20,7 +20,8 @@ from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.pipeline.destinations import is_reached
 from duetime.pipeline.kafka import handle_what_is_there, read_stream, write_batch
-from duetime.pipeline.routing import Routes, SinkRow, Waiting, choose, waiting_record
+from duetime.pipeline.routing import Routes
+from duetime.pipeline.rows import SinkRow, Waiting, choose, waiting_record
 from duetime.pipeline.written import Written, identified, scope_of_waiting
 from duetime.topics import TopicNames
 
@@ -43,17 +44,22 @@ def outbox(spark: SparkSession, settings: Settings, cluster: str) -> DataFrame:
     return _forwarded(passed.where(is_reached(settings.at(cluster))), settings)
 
 
-def outbox_records(spark: SparkSession, settings: Settings, cluster: str) -> DataFrame:
+def outbox_records(
+    spark: SparkSession, settings: Settings, cluster: str, *, in_batches: bool = False
+) -> DataFrame:
     """What is on its way to the cluster, as an endless read."""
-    return read_stream(spark, settings, [TopicNames(settings).outbox(cluster)])
+    return read_stream(
+        spark, settings, [TopicNames(settings).outbox(cluster)], in_batches=in_batches
+    )
 
 
 def recover_outbox(spark: SparkSession, settings: Settings, written: Written, cluster: str) -> None:
     """Forward what is there, without what was forwarded before; what cannot be, to the failed."""
+    following = written.following()
 
     def handle(batch: DataFrame, _number: int) -> None:
         if found := scope_of_waiting(batch):
-            left = written.without(identified(batch), found)
+            left = following.without(identified(batch), found)
             # One look decides where each of them goes.
             known = _looked_up(left, settings, waiting_record())
             decided = known.coalesce(1).sortWithinPartitions("offset").localCheckpoint()
@@ -61,7 +67,7 @@ def recover_outbox(spark: SparkSession, settings: Settings, written: Written, cl
             passed = decided.where("why is null")
             write_batch(_forwarded(passed, settings), settings.at(cluster), "recover")
 
-    records = outbox_records(spark, settings, cluster)
+    records = outbox_records(spark, settings, cluster, in_batches=True)
     handle_what_is_there(records, handle, settings, query_name(cluster))
 
 

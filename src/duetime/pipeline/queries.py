@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming import StreamingQuery
 
 from duetime.errors import DuetimeError, words
+from duetime.metrics import QUERY_FAILURES
 from duetime.pipeline.kafka import DELIVERY_TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ def _put_off(running: Running, failed: Exception) -> None:
     pause_s = min(RESTART_S * 2**running.failures, MOST_RESTART_S)
     running.restart_s = time.monotonic() + pause_s
     running.failures += 1
+    QUERY_FAILURES.labels(running.name).inc()
     log.error("query failed query=%s restart_s=%.0f error=%s", running.name, pause_s, words(failed))
 
 

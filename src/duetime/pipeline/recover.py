@@ -1,11 +1,12 @@
 """Recover: what a query had in flight when it ended is finished before it goes on in real time.
 
 A real-time query commits at the end of a batch, some minutes apart, so what it did since is done
-again after a crash, and after a plain stop too. Here that is done once, as a batch, without what is
-written already.
+again after a crash, and after a plain stop too. Here that is done once, in batches, without what is
+written already. Each batch is committed, so that a crash meanwhile costs no more than one.
 """
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Window as W
 from pyspark.sql import functions as F
 
 from duetime.columns import message_id, now_ms
@@ -15,12 +16,15 @@ from duetime.pipeline.intake import Intake, asks_to_cancel, intake_records
 from duetime.pipeline.kafka import handle_what_is_there, write_batch
 from duetime.pipeline.lanes import lane_records, looked_at_again
 from duetime.pipeline.written import Written, identified, scope, scope_of_waiting
+from duetime.topics import TopicNames
 
 
 def recover_intake(
     spark: SparkSession, settings: Settings, written: Written, intake: Intake
 ) -> None:
     """Take in what is there, without what was taken in before."""
+    following = written.following()
+    cancels: DataFrame | None = None
 
     def handle(batch: DataFrame, _number: int) -> None:
         # Read and understood once; what follows is several jobs over it.
@@ -30,36 +34,65 @@ def recover_intake(
             .transform(intake.identified)
             .localCheckpoint()
         )
-        if found := scope(
-            asked, F.when(F.col("refused").isNull(), F.col("asked.topic")), F.col("asked.cluster")
-        ):
-            left = written.without_taken_in(asked, found)
-            # Reading back takes a while.
-            heard = _without_cancelled(left, asked, settings).withColumn("now", now_ms())
-            write_batch(intake.routed(heard), settings, "recover")
-            reach(Point.RECOVER_SENT)
+        found = scope(asked, _destination(), F.col("asked.cluster"))
+        if found is None:
+            return
+        nonlocal cancels
+        if cancels is None:
+            # All that are there: a message may be in an earlier batch than its cancel.
+            cancels = _cancelled(written, settings, intake, found.since_ms)
+        left = following.without_taken_in(asked.transform(_first_of_its_id), found)
+        # Reading back takes a while.
+        left = left.withColumn("now", now_ms())
+        heard = _without(left, cancels, settings) if cancels else left
+        write_batch(intake.routed(heard), settings, "recover")
+        reach(Point.RECOVER_SENT)
 
-    handle_what_is_there(intake_records(spark, settings), handle, settings, "intake")
+    records = intake_records(spark, settings, in_batches=True)
+    handle_what_is_there(records, handle, settings, "intake")
 
 
 def recover_lanes(spark: SparkSession, settings: Settings, written: Written) -> None:
     """Look again at what is in lanes, without what has left them."""
+    following = written.following()
 
     def handle(batch: DataFrame, _number: int) -> None:
         if found := scope_of_waiting(batch):
-            left = written.without(identified(batch), found)
+            left = following.without(identified(batch), found)
             write_batch(looked_at_again(left, settings), settings, "recover")
 
-    handle_what_is_there(lane_records(spark, settings), handle, settings, "lanes")
+    records = lane_records(spark, settings, in_batches=True)
+    handle_what_is_there(records, handle, settings, "lanes")
 
 
-def _without_cancelled(left: DataFrame, asked: DataFrame, settings: Settings) -> DataFrame:
-    """Without messages that nobody finds because their cancel was heard: both are freed then."""
-    # By its time a cancel was taken, though it would be refused as too late by now.
+def _destination() -> Column:
+    return F.when(F.col("refused").isNull(), F.col("asked.topic"))
+
+
+def _first_of_its_id(asked: DataFrame) -> DataFrame:
+    """Of the messages with one id the first that came, as if they had met in a slot; and cancels.
+
+    Some were far from due when they came, and are sent now without being in a slot.
+    """
+    same = W.partitionBy("id", "is_cancel").orderBy("timestamp", "topic", "partition", "offset")
+    return asked.select("*", F.row_number().over(same).alias("nth")).where("nth = 1").drop("nth")
+
+
+def _cancelled(
+    written: Written, settings: Settings, intake: Intake, since_ms: int
+) -> DataFrame | None:
+    """The ids that were cancelled in time: by now their cancels would be refused as too late."""
+    sent = written.taken_in(TopicNames(settings).control, since_ms)
+    if sent is None:
+        return None
     in_time = F.unix_millis("timestamp") + settings.horizon_ms <= F.col("asked.due_ms")
-    cancels = asked.where(asks_to_cancel() & in_time).select(
-        message_id(F.col("asked.due_ms"), F.col("asked.unique")).alias("id")
-    )
-    past = F.col("left.asked.due_ms") <= F.col("left.now") + settings.horizon_ms
-    is_gone = (F.col("left.id") == F.col("cancel.id")) & ~F.col("left.is_cancel") & past
+    identity = message_id(F.col("asked.due_ms"), F.col("asked.unique"))
+    asked = intake.understood(sent).where(asks_to_cancel() & in_time)
+    return asked.select(identity.alias("id")).distinct().localCheckpoint()
+
+
+def _without(left: DataFrame, cancels: DataFrame, settings: Settings) -> DataFrame:
+    """Without messages that meet their cancel in no slot, because they are due."""
+    due = F.col("left.asked.due_ms") <= F.col("left.now") + settings.horizon_ms
+    is_gone = (F.col("left.id") == F.col("cancel.id")) & ~F.col("left.is_cancel") & due
     return left.alias("left").join(cancels.alias("cancel"), is_gone, "left_anti")

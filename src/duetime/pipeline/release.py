@@ -9,12 +9,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Generic
 
 from duetime.clock import Clock
 from duetime.config import Settings
+from duetime.metrics import RESCUED
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.kafka import DELIVERY_TIMEOUT_S
-from duetime.stores import OffsetRange, Store
+from duetime.stores import ClaimT, Store
 from duetime.wheel import Slot, Wheel
 
 log = logging.getLogger(__name__)
@@ -25,10 +27,13 @@ WINDOWS = 6
 #: Far slots and rescues at once. They are in no hurry, and must not take the cores from windows.
 BACKGROUND = 2
 
+#: How often is looked at the clock, in seconds: it may have been set.
+LOOK_S = 1.0
+
 #: How long what has failed is left alone, in seconds.
 REST_S = DELIVERY_TIMEOUT_S + 1.0
 
-Take = Callable[[Sequence[OffsetRange]], None]
+Take = Callable[[Sequence[ClaimT]], None]
 
 
 def slots_of(wheel: Wheel, level: int, from_ms: int, lead_ms: int) -> Iterator[tuple[int, Slot]]:
@@ -41,10 +46,10 @@ def slots_of(wheel: Wheel, level: int, from_ms: int, lead_ms: int) -> Iterator[t
         slot = Slot(level, slot.number + 1)
 
 
-def portions(ranges: Sequence[OffsetRange], messages: int) -> Iterator[list[OffsetRange]]:
-    """The ranges in groups of at most so many messages, a group a job; a larger range by itself."""
-    group: list[OffsetRange] = []
-    for each in ranges:
+def portions(claims: Sequence[ClaimT], messages: int) -> Iterator[list[ClaimT]]:
+    """The claims in groups of at most so many messages, a group a job; a larger claim by itself."""
+    group: list[ClaimT] = []
+    for each in claims:
         if group and sum(one.count for one in group) + each.count > messages:
             yield group
             group = []
@@ -53,10 +58,12 @@ def portions(ranges: Sequence[OffsetRange], messages: int) -> Iterator[list[Offs
         yield group
 
 
-class Release:
+class Release(Generic[ClaimT]):
     """Takes up slots when it is time, until stopped."""
 
-    def __init__(self, *, settings: Settings, store: Store, turn: Take, clock: Clock) -> None:
+    def __init__(
+        self, *, settings: Settings, store: Store[ClaimT], turn: Take[ClaimT], clock: Clock
+    ) -> None:
         self._settings = settings
         self._wheel = settings.wheel
         self._store = store
@@ -73,7 +80,7 @@ class Release:
         """Start the planners: one a level, and rescue."""
         planners = [
             self._rescue,
-            *(lambda level=level: self._follow(level) for level in range(self._wheel.levels)),
+            *(lambda level=level: self._follow(level) for level in range(self._store.levels)),
         ]
         for planner in planners:
             thread = threading.Thread(target=planner, daemon=True)
@@ -94,42 +101,68 @@ class Release:
 
     def rescue_once(self) -> list[Future[None]]:
         """Take up everything that should have been taken up before now."""
-        ranges = self._store.overdue(self._clock.now_ms())
-        found = sum(each.count for each in ranges)
+        claims = self._store.overdue(self._clock.now_ms())
+        found = sum(each.count for each in claims)
         if found:
             self.rescued += found
-            log.warning("rescued messages=%d slots=%d", found, len(ranges))
-        new = [each for each in ranges if each.begun_ms is None]
-        begun = [each for each in ranges if each.begun_ms is not None]
+            RESCUED.inc(found)
+            log.warning("rescued messages=%d slots=%d", found, len(claims))
+        new = [each for each in claims if each.begun_ms is None]
+        begun = [each for each in claims if each.begun_ms is not None]
         taken = self._submit(new)
         # What was begun before takes longer, because it is read back: the others go first.
         if begun:
             taken.append(self._background.submit(self._take_up_after, taken[:], begun))
         return taken
 
-    def _submit(self, ranges: Sequence[OffsetRange]) -> list[Future[None]]:
-        groups = portions(ranges, self._settings.job_messages)
+    def take_up(self, claims: Sequence[ClaimT]) -> None:
+        """Take up what somebody else has claimed, at once."""
+        self._windows.submit(self._take_up, claims)
+
+    def _submit(self, claims: Sequence[ClaimT]) -> list[Future[None]]:
+        groups = portions(claims, self._settings.job_messages)
         return [self._background.submit(self._take_up, group) for group in groups]
 
-    def _take_up_after(self, others: list[Future[None]], ranges: Sequence[OffsetRange]) -> None:
+    def _take_up_after(self, others: list[Future[None]], claims: Sequence[ClaimT]) -> None:
         wait(others)
-        for group in portions(ranges, self._settings.job_messages):
+        for group in portions(claims, self._settings.job_messages):
             self._take_up(group)
 
     def _follow(self, level: int) -> None:
         pool = self._windows if level == 0 else self._background
-        for at_ms, slot in slots_of(
-            self._wheel, level, self._clock.now_ms(), self._settings.lead_ms
-        ):
-            if self._stopping.wait((at_ms - self._clock.now_ms()) / 1_000):
-                return
+        for slot in self._slots(level):
             try:
-                ranges = self._store.due(slot)
+                claims = self._store.due(slot)
             except Exception:
                 log.exception("could not plan level=%d slot=%d; rescue will", level, slot.number)
                 continue
-            if ranges:
-                pool.submit(self._take_up, ranges)
+            if claims:
+                pool.submit(self._take_up, claims)
+
+    def _slots(self, level: int) -> Iterator[Slot]:
+        """Each slot of the level when it is to be taken up, until stopped.
+
+        When the clock is set back it begins again from there: new messages are put into slots that
+        were taken up already. When it is set forward, those in between are due at once.
+        """
+        while not self._stopping.is_set():
+            from_ms = self._clock.now_ms()
+            for at_ms, slot in slots_of(self._wheel, level, from_ms, self._settings.lead_ms):
+                if not self._reached(at_ms):
+                    break
+                yield slot
+
+    def _reached(self, at_ms: int) -> bool:
+        """Wait until it is time; false if stopped, or if the clock was set back."""
+        now_ms = self._clock.now_ms()
+        while now_ms < at_ms:
+            if self._stopping.wait(min((at_ms - now_ms) / 1_000, LOOK_S)):
+                return False
+            before_ms, now_ms = now_ms, self._clock.now_ms()
+            if now_ms < before_ms:
+                log.warning("the clock was set back ms=%d", before_ms - now_ms)
+                return False
+        return True
 
     def _rescue(self) -> None:
         while not self._stopping.wait(self._settings.rescue_every_ms / 1_000):
@@ -138,18 +171,18 @@ class Release:
             except Exception:
                 log.exception("rescue failed; it looks again")
 
-    def _take_up(self, ranges: Sequence[OffsetRange]) -> None:
+    def _take_up(self, claims: Sequence[ClaimT]) -> None:
         """A crash before settling repeats the turn, which leaves out then what it has written."""
         try:
-            self._store.begin(ranges, self._clock.now_ms())
+            self._store.begin(claims, self._clock.now_ms())
             reach(Point.TURN_BEGUN)
-            self._turn(ranges)
+            self._turn(claims)
             reach(Point.TURN_SENT)
-            self._store.settle(ranges)
+            self._store.settle(claims)
         except Exception:
-            log.exception("turn failed; rescue repeats it: %s", ranges)
+            log.exception("turn failed; rescue repeats it: %s", claims)
             # What it has handed to its producer may still arrive, and must be there to be read
             # back.
-            rest = threading.Timer(REST_S, self._store.give_up, [ranges])
+            rest = threading.Timer(REST_S, self._store.give_up, [claims])
             rest.daemon = True
             rest.start()

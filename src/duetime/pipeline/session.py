@@ -1,13 +1,14 @@
 """The Spark session, and every Spark setting that matters, each with its reason."""
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from duetime.config import Settings
+from duetime.config import Settings, is_submitted
 from duetime.pipeline.jvm import start_jvm
 
 #: Threads of local mode. A real-time query holds one for each partition it reads, for as long as it
@@ -42,6 +43,9 @@ SPARK_PROPERTIES = {
     "spark.sql.optimizer.windowGroupLimitThreshold": "-1",
     # Real-time mode refuses adaptive execution, and a window of one task gains nothing by it.
     "spark.sql.adaptive.enabled": "false",
+    # For each column, PySpark would tell the JVM in ten calls which line of Python it is of: plans
+    # are made while messages wait.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # A bad cast is a rejected message, never a failed query.
     "spark.sql.ansi.enabled": "false",
     # Of two headers with one name the last counts, as in Kafka's own lastHeader.
@@ -75,6 +79,16 @@ SPARK_PROPERTIES = {
     "spark.kafka.consumer.fetchedData.cache.timeout": "3s",
     "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "2s",
     "spark.kafka.producer.cache.timeout": "30m",
+    # What a query remembers is on the disk, and each batch writes down only what it has changed.
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # A query that waits for the clock would make a batch each second, also of nothing: the one that
+    # does is woken (`waking`).
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # PySpark itself, in the Python that follows a queue's markers, means it for its developers.
+    "spark.executorEnv.PYTHONWARNINGS": "ignore::FutureWarning",
     # A query that stops is waited for, so that nothing is cut off in the middle.
     "spark.sql.streaming.stopTimeout": "8s",
     "spark.driver.host": "127.0.0.1",
@@ -91,8 +105,9 @@ def spark_session(settings: Settings, jars: Sequence[Path] = ()) -> SparkSession
     conf = _conf_from_outside()
     own = dict(settings.spark_properties)
     java_options = own.pop(JAVA_OPTIONS, "")
-    is_submitted = conf.contains("spark.master")
-    if not is_submitted:
+    if not conf.contains("spark.master"):
+        # Executors that need Python get this one: the first on PATH may be another.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         conf.setMaster(f"local[{LOCAL_THREADS}]")
         conf.set("spark.driver.memory", settings.driver_memory)
         conf.set(JAVA_OPTIONS, " ".join((*_jvm_options(settings), java_options)))
@@ -103,14 +118,14 @@ def spark_session(settings: Settings, jars: Sequence[Path] = ()) -> SparkSession
     conf.setAll(list(own.items()))
     start_jvm(conf)
     session = SparkSession.builder.config(conf=conf).getOrCreate()
-    if is_submitted:
+    if is_submitted():
         # Its log was set up by whoever started the JVM, and tells of every second.
         session.sparkContext.setLogLevel("ERROR")
     return session
 
 
 def _conf_from_outside() -> SparkConf:
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
+    if is_submitted():
         # What `spark-submit` was told is in its JVM, and unknown before this process is connected.
         SparkContext._ensure_initialized()  # noqa: SLF001 (PySpark's only way)
     return SparkConf()

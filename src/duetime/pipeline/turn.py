@@ -20,17 +20,19 @@ from duetime.columns import now_ms, slept_until, source
 from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.message import LATEST_MS
-from duetime.pipeline.kafka import read_ranges, write_batch
-from duetime.pipeline.routing import Routes, SinkRow, Waiting, choose, waiting_record
+from duetime.pipeline.claims import read_claims
+from duetime.pipeline.kafka import write_batch
+from duetime.pipeline.routing import Routes
+from duetime.pipeline.rows import SinkRow, Waiting, choose, waiting_record
 from duetime.pipeline.written import Scope, Written
-from duetime.stores import OffsetRange
+from duetime.stores import Claim
 
 #: The order in which messages came: to the intake, and of those in one ms, to the slot.
 ARRIVAL = ("taken_ms", "offset")
 
 
 class Turn:
-    """Sends or routes on what some ranges of the wheel hold.
+    """Sends or routes on what some claims hold, of whatever store.
 
     The columns are built once: a turn is planned every second, and planning is most of what it
     costs.
@@ -40,7 +42,7 @@ class Turn:
         self._spark = spark
         self._written = written
         self._settings = settings
-        self._readable = _readable()
+        self._readable = readable()
         self._later = _is_later(settings.horizon_ms).alias("later")
         self._nth = _nth_of_its_id()
         self._routes = Routes(settings)
@@ -51,13 +53,13 @@ class Turn:
         self._why = _obstacle(self._routes)
         self._to = _next_place(self._routes)
 
-    def __call__(self, ranges: Sequence[OffsetRange]) -> None:
-        """Empty these ranges; returns when everything is acknowledged.
+    def __call__(self, claims: Sequence[Claim]) -> None:
+        """Empty these; returns when everything is acknowledged.
 
-        Safe to repeat with ranges that know when they were begun: what is written is read back.
+        Safe to repeat with claims that know when they were begun: what is written is read back.
         """
-        records = read_ranges(self._spark, self._settings, ranges)
-        begun = [each.begun_ms for each in ranges if each.begun_ms is not None]
+        records = read_claims(self._spark, self._settings, claims)
+        begun = [each.begun_ms for each in claims if each.begun_ms is not None]
         rows = self.rows(records, min(begun, default=None))
         write_batch(rows, self._settings, "turn")
 
@@ -92,7 +94,7 @@ def _destinations(records: DataFrame) -> list[str]:
     return [row.due_topic for row in named.collect()]
 
 
-def _readable() -> list[Column]:
+def readable() -> list[Column]:
     """due_ms, id, taken_ms, due_topic, cluster, is_cancel, and whether it is `known` as ours."""
     message = waiting_record()
     known = message.is_whole
@@ -156,6 +158,6 @@ def _next_place(routes: Routes) -> SinkRow:
     )
     return choose(
         (~F.col("known"), why),
-        (F.col("later"), routes.wheel(message, F.col("now"))),
+        (F.col("later"), routes.store(message, F.col("now"))),
         otherwise=routes.sent(message),
     )

@@ -13,14 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Message
 
 from duetime.clock import Clock
 from duetime.config import Settings
-from duetime.connection import librdkafka_properties
 from duetime.message import DUE_AT_MS, DUE_ID, DUE_PARTITION, DUE_STATE, DUE_TOPIC, MessageId
+from duetime.pipeline.own import ARRIVALS, DRILLED, OwnMessages
 from duetime.stores import OffsetRange
-from duetime.topics import TopicNames
 
 log = logging.getLogger(__name__)
 
@@ -45,21 +44,16 @@ PUNCTUAL_MS = 50
 #: So many seconds in a row have to be.
 PUNCTUAL_S = 3
 
-#: The partitions of the warm-up topic: where messages arrive, and what drilled turns read.
-ARRIVALS, DRILLED = 0, 1
-
 
 class WarmUp:
     """Warms one pipeline up, once."""
 
     def __init__(self, settings: Settings, clock: Clock, stopping: threading.Event) -> None:
         self._settings = settings
-        self._topic = TopicNames(settings).warmup
-        self._intake = TopicNames(settings).native
+        self._own = OwnMessages(settings)
         self._clock = clock
         self._stopping = stopping
         self._began_s = time.monotonic()
-        self._producer = Producer(librdkafka_properties(settings) | {"linger.ms": 5})
 
     def drill(
         self,
@@ -86,7 +80,7 @@ class WarmUp:
 
     def until_punctual(self) -> None:
         """Send a steady stream until what arrives is punctual, or it is to stop."""
-        consumer = self._consumer()
+        consumer = self._own.consumer()
         arrived = Punctuality(self._clock.now_ms())
         until_s = self._until_s(1)
         try:
@@ -110,41 +104,20 @@ class WarmUp:
     def _send_some(self) -> None:
         now_ms = self._clock.now_ms()
         for number in range(int(RATE * TICK_S)):
-            self._send(now_ms + _delay_ms(number, self._settings), number)
-
-    def _send(self, due_ms: int, number: int) -> None:
-        self._producer.produce(
-            self._intake,
-            value=b"warm-up " * 16,
-            key=str(number % 100),
-            headers=[
-                (DUE_TOPIC, self._topic),
-                (DUE_PARTITION, str(ARRIVALS)),
-                (DUE_AT_MS, str(due_ms)),
-            ],
-        )
-        self._producer.poll(0)
-
-    def _consumer(self) -> Consumer:
-        properties = librdkafka_properties(self._settings)
-        group = {"group.id": f"{self._settings.namespace}.warmup", "enable.auto.commit": False}
-        consumer = Consumer(properties | group)
-        arrivals = TopicPartition(self._topic, ARRIVALS)
-        arrivals.offset = consumer.get_watermark_offsets(arrivals, timeout=10.0)[1]
-        consumer.assign([arrivals])
-        return consumer
+            due_ms = now_ms + _delay_ms(number, self._settings)
+            self._own.send(due_ms, b"warm-up " * 16, key=str(number % 100))
 
     def _drilled_range(self) -> OffsetRange:
         """Records as they wait in the wheel, due long ago, for turns to read."""
         offsets: list[int] = []
         for number in range(DRILL):
             identity = MessageId(due_ms=number, unique="warm-up")
-            self._producer.produce(
-                self._topic,
+            self._own.producer.produce(
+                self._own.topic,
                 value=b"warm-up " * 16,
                 partition=DRILLED,
                 headers=[
-                    (DUE_TOPIC, self._topic),
+                    (DUE_TOPIC, self._own.topic),
                     (DUE_PARTITION, str(ARRIVALS)),
                     (DUE_STATE, None),
                     (DUE_AT_MS, str(identity.due_ms)),
@@ -152,8 +125,8 @@ class WarmUp:
                 ],
                 on_delivery=lambda _, message: offsets.append(message.offset() or 0),
             )
-        self._producer.flush()
-        return OffsetRange(self._topic, DRILLED, min(offsets), max(offsets) + 1)
+        self._own.producer.flush()
+        return OffsetRange(self._own.topic, DRILLED, min(offsets), max(offsets) + 1)
 
 
 class Punctuality:

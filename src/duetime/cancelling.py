@@ -12,8 +12,8 @@ from duetime.clock import Clock, format_duration, format_instant
 from duetime.config import Settings
 from duetime.errors import DuetimeError, TooLate, UnknownMessage
 from duetime.message import MessageId
-from duetime.stores import Found
-from duetime.stores.reader import WheelReader
+from duetime.stores import Found, Reader
+from duetime.stores.opening import open_reader
 from duetime.wheel import Slot
 
 #: How far this clock and the pipeline's may differ, and a record be on its way, in ms.
@@ -38,7 +38,7 @@ def cancel_surely(identity: MessageId, settings: Settings, clock: Clock) -> None
     last_ms, now_ms = closes_ms(identity, settings) - MARGIN_MS, clock.now_ms()
     if now_ms >= last_ms:
         raise TooLate(f"too late: {on_its_way(identity, now_ms)}")
-    with closing(WheelReader(settings)) as reader:
+    with closing(open_reader(settings)) as reader:
         found = reader.find(identity, now_ms)
         if found is None and identity.due_ms - now_ms < settings.horizon_ms:
             raise TooLate(f"too late: {on_its_way(identity, now_ms)}")
@@ -74,7 +74,7 @@ def not_waiting(identity: MessageId, settings: Settings, now_ms: int) -> Duetime
     )
 
 
-def _await_cancelled(reader: WheelReader, identity: MessageId, last_ms: int, clock: Clock) -> None:
+def _await_cancelled(reader: Reader, identity: MessageId, last_ms: int, clock: Clock) -> None:
     begun_ms = clock.now_ms()
     while True:
         found, now_ms = reader.find(identity, clock.now_ms()), clock.now_ms()

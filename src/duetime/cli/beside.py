@@ -1,0 +1,41 @@
+"""The HTTP API beside a pipeline: a process of its own, so that no request holds up a window."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from duetime.api.address import url
+from duetime.cli.display import home_relative
+from duetime.config import Settings
+from duetime.local.process import GuardedProcess
+
+
+@contextmanager
+def api_beside(
+    settings: Settings, directory: Path, config: Path | None
+) -> Iterator[Callable[[], str]]:
+    """The API while the block lasts. It gives what says where it is, or why there is none.
+
+    The pipeline needs no API: without FastAPI, or where its port is in use, there is none.
+    """
+    output = directory / "api.log"
+    command = [sys.executable, "-m", "duetime", "api", "--kafka", settings.bootstrap]
+    if config:
+        command += ["--config", str(config)]
+    own = {
+        "DUETIME_API_PORT": str(settings.api_port),
+        "DUETIME_SECURITY_PROTOCOL": settings.security_protocol,
+        "DUETIME_STORE": settings.store.get_secret_value(),
+    }
+    # Its settings may be in a file of this directory.
+    process = GuardedProcess.start(command, cwd=Path.cwd(), env=os.environ | own, output=output)
+    try:
+        yield lambda: f"{url(settings)}/" if process.running else _why_none(output)
+    finally:
+        process.stop()
+
+
+def _why_none(output: Path) -> str:
+    return f"none ({home_relative(output)} says why); --api-port names another port"

@@ -1,0 +1,116 @@
+"""What Prometheus may ask a pipeline for, on `metrics_port`, and the HTTP API at /metrics.
+
+Counters begin at 0 with the process, as Prometheus expects. Labels are few and known: names of
+queries and of kinds of topics, never of topics or messages.
+"""
+
+from prometheus_client import Counter, Gauge, Histogram, start_http_server
+
+from duetime.config import Settings
+from duetime.errors import SetupError
+
+LEADING = Gauge("duetime_leading", "1 while this pipeline delivers, 0 while it stands by.")
+
+RESCUED = Counter(
+    "duetime_rescued_messages", "Messages that were past due before a window took them up."
+)
+
+READ_BACK_RECORDS = Counter(
+    "duetime_read_back_records",
+    "Records read back, to know what was sent before an interruption.",
+    ["topics"],
+)
+
+READ_BACK_SECONDS = Counter(
+    "duetime_read_back_seconds", "How long reading back took, in seconds.", ["topics"]
+)
+
+RECOVERY_SECONDS = Gauge(
+    "duetime_recovery_seconds",
+    "How long a query took to finish what it had in flight when it was last begun, in seconds.",
+    ["query"],
+)
+
+LATENESS_SECONDS = Histogram(
+    "duetime_lateness_seconds",
+    "How late the pipeline's own probes arrive, by the way they take: lanes, store.",
+    ["path"],
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
+)
+
+PROBES = Counter(
+    "duetime_probes", "Probes that Kafka took; as many should arrive, and be measured.", ["path"]
+)
+
+CLOCK_OFFSET_SECONDS = Gauge(
+    "duetime_clock_offset_seconds",
+    "How far the broker's clock is ahead of this machine's, by the last probe, in seconds.",
+)
+
+PENDING = Gauge(
+    "duetime_pending_records",
+    "Records that wait, by level of the wheel, cancels included; told by the one that leads.",
+    ["level"],
+)
+
+OVERDUE = Gauge("duetime_overdue_records", "Those of them whose slot is over.")
+
+OLDEST_OVERDUE_SECONDS = Gauge(
+    "duetime_oldest_overdue_seconds", "For how long the oldest slot of those is over, in seconds."
+)
+
+INTAKE = Counter(
+    "duetime_intake_records",
+    "Records that senders wrote, by contract; those of `control` are cancels.",
+    ["contract"],
+)
+
+DELIVERED = Counter(
+    "duetime_delivered_records", "Records sent to destinations on this cluster, by Kafka's metrics."
+)
+
+REJECTED = Counter("duetime_rejected_records", "Records that were rejected.")
+
+FAILED = Counter("duetime_failed_records", "Tries to deliver that failed.")
+
+DEAD = Counter("duetime_dead_records", "Messages that became dead letters.")
+
+QUERY_BATCH_SECONDS = Gauge(
+    "duetime_query_batch_seconds", "How long a query's last batch took, in seconds.", ["query"]
+)
+
+QUERY_FAILURES = Counter(
+    "duetime_query_failures", "How often a query failed and was to be started again.", ["query"]
+)
+
+DELAYED_REMOVED = Counter(
+    "duetime_delayed_removed_records",
+    "Records of delayed topics that retention removed before they were delivered.",
+)
+
+API_SECONDS = Histogram(
+    "duetime_api_request_seconds",
+    "How long requests to the HTTP API took until the answer began, by method and status.",
+    ["method", "status"],
+)
+
+API_MESSAGES = Counter(
+    "duetime_api_messages",
+    "Messages that the HTTP API took, by what had them when it answered: kafka, spool.",
+    ["to"],
+)
+
+API_SPOOLED = Gauge("duetime_api_spooled_messages", "Messages in the HTTP API's spool.")
+
+
+def serve(settings: Settings) -> None:
+    """Answer Prometheus in a thread of its own, if there is a port. Raises SetupError."""
+    if settings.metrics_port is None:
+        return
+    try:
+        start_http_server(settings.metrics_port, settings.metrics_host)
+    except OSError as error:
+        raise SetupError(
+            f"metrics cannot be served on {settings.metrics_host}:{settings.metrics_port} "
+            f"({error.strerror}): choose another metrics_port"
+        ) from error

@@ -1,0 +1,114 @@
+"""How each query of a leader is begun: what it had in flight is finished first."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from duetime.config import Settings
+from duetime.metrics import RECOVERY_SECONDS
+from duetime.pipeline import notices
+from duetime.pipeline.destinations import Destinations
+from duetime.pipeline.failures import failures
+from duetime.pipeline.intake import Intake, intake_records
+from duetime.pipeline.kafka import read_stream, start_micro_batches, start_real_time
+from duetime.pipeline.lanes import lanes
+from duetime.pipeline.notices import NOTICES
+from duetime.pipeline.outbox import outbox, query_name, recover_outbox
+from duetime.pipeline.recover import recover_intake, recover_lanes
+from duetime.pipeline.saving import EVERY as SAVING_EVERY
+from duetime.pipeline.saving import SAVING, on_their_way, saving
+from duetime.pipeline.waking import Waking
+from duetime.pipeline.written import Written
+from duetime.topics import TopicNames
+
+log = logging.getLogger(__name__)
+
+
+class Begin:
+    """Begins queries, once or again. What is written is by cluster; None is this one."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        written: Mapping[str | None, Written],
+        destinations: Mapping[str | None, Destinations],
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._names = TopicNames(settings)
+        self._written = written
+        self._destinations = destinations
+
+    def all(
+        self, notice: Callable[[DataFrame, int], None] | None, waking: Waking | None
+    ) -> dict[str, Callable[[], StreamingQuery]]:
+        """How each query is begun, by its name.
+
+        `notice` is what to do with notices, where the store gives any; `waking` is for queues.
+        """
+        own = {"lanes": self._lanes, "intake": self._intake, "failures": self._failures}
+        if self._settings.store_kind != "kafka":
+            own[SAVING] = self._saving
+        if waking:
+            own["redelivery"] = partial(self._redelivery, waking)
+        if notice:
+            own[NOTICES] = partial(self._notices, notice)
+        return own | {
+            query_name(cluster): partial(self._outbox, cluster)
+            for cluster in self._settings.clusters
+        }
+
+    def _lanes(self) -> StreamingQuery:
+        recover = partial(recover_lanes, self._spark, self._settings, self._written[None])
+        self._recover("lanes", [self._names.lanes], recover)
+        return start_real_time(lanes(self._spark, self._settings), self._settings, "lanes")
+
+    def _intake(self) -> StreamingQuery:
+        spark, settings, intake = self._spark, self._settings, Intake(self._settings)
+        recover = partial(recover_intake, spark, settings, self._written[None], intake)
+        self._recover("intake", self._names.intake, recover)
+        return start_real_time(intake.rows(intake_records(spark, settings)), settings, "intake")
+
+    def _outbox(self, cluster: str) -> StreamingQuery:
+        spark, settings, name = self._spark, self._settings, query_name(cluster)
+        self._destinations[cluster].refresh()
+        recover = partial(recover_outbox, spark, settings, self._written[cluster], cluster)
+        self._recover(name, [self._names.outbox(cluster)], recover)
+        return start_real_time(outbox(spark, settings, cluster), settings.at(cluster), name)
+
+    def _failures(self) -> StreamingQuery:
+        failed = read_stream(self._spark, self._settings, [self._names.failed], in_batches=True)
+        handle = failures(self._settings, self._destinations, self._written[None])
+        return start_micro_batches(failed, handle, self._settings, "failures")
+
+    def _saving(self) -> StreamingQuery:
+        waiting = on_their_way(self._spark, self._settings)
+        handle = saving(self._settings, self._written[None])
+        return start_micro_batches(waiting, handle, self._settings, SAVING, SAVING_EVERY)
+
+    def _notices(self, handle: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        told = read_stream(self._spark, self._settings, [self._settings.aerospike_topic])
+        return start_micro_batches(told, handle, self._settings, NOTICES, notices.EVERY)
+
+    def _redelivery(self, waking: Waking) -> StreamingQuery:
+        # Here, because they need pandas, which takes a second, and most pipelines have no queues.
+        from duetime.pipeline.redelivery import Redelivery  # noqa: PLC0415
+        from duetime.pipeline.tracker import tracked  # noqa: PLC0415
+
+        handle = Redelivery(self._spark, self._settings, self._written[None], waking)
+        found = tracked(self._spark, self._settings)
+        return start_micro_batches(found, handle, self._settings, "redelivery")
+
+    def _recover(self, name: str, topics: Sequence[str], recover: Callable[[], None]) -> None:
+        """Finish what a query had in flight, where there can be anything: it takes seconds."""
+        begun_s = time.monotonic()
+        if self._written[None].has_records(topics):
+            recover()
+            taken_s = time.monotonic() - begun_s
+            RECOVERY_SECONDS.labels(name).set(taken_s)
+            log.info("recovered query=%s seconds=%.1f", name, taken_s)

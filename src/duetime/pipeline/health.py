@@ -1,0 +1,169 @@
+"""What Prometheus is told of the one that leads: what waits, what was counted, how queries fare.
+
+Only from what is true by itself: offsets of topics, Spark's query progress, Kafka's own metrics.
+Counters go on from where the topics ended when this pipeline began to lead.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable
+
+from pyspark.sql.streaming import StreamingQuery
+
+from duetime import metrics
+from duetime.clock import Clock
+from duetime.config import Settings
+from duetime.errors import words
+from duetime.pipeline.jvm import ProducerMetrics
+from duetime.pipeline.kafka import client_id
+from duetime.status import late_of
+from duetime.stores import Pending
+from duetime.stores.offsets import Offsets
+from duetime.stores.opening import open_reader
+from duetime.stores.reader import WheelReader
+from duetime.topics import TopicNames
+
+log = logging.getLogger(__name__)
+
+#: How often is looked, in seconds.
+EVERY_S = 10.0
+
+#: How long a look may take that is under way when it is to end, in seconds.
+LEAVE_S = 2.0
+
+#: The sinks that write to destinations, among other topics.
+SENDERS = ("intake", "lanes", "turn", "recover")
+
+
+#: What the intake topics are called in metrics, in their order.
+CONTRACTS = ("native", "control", "airtel", "countdown", "scheduler")
+
+
+class Health:
+    """Looks every so often, in a thread of its own. Start it once."""
+
+    def __init__(self, settings: Settings, clock: Clock, sends: ProducerMetrics | None) -> None:
+        """`sends` are the metrics of all producers; None where some run in other JVMs."""
+        self._clock = clock
+        names = TopicNames(settings)
+        self._levels = settings.wheel_levels
+        self._offsets = Offsets(settings, f"{settings.namespace}.health")
+        # Aerospike would have to read all that waits.
+        counts = settings.store_kind != "aerospike"
+        self._reader = open_reader(settings) if counts else WheelReader(settings)
+        self._deliveries = Deliveries(settings, sends) if sends else None
+        contracts = zip(CONTRACTS, names.intake, strict=True)
+        self._counters = {topic: metrics.INTAKE.labels(name) for name, topic in contracts} | {
+            names.rejected: metrics.REJECTED,
+            names.failed: metrics.FAILED,
+            names.dead: metrics.DEAD,
+        }
+        self._totals = self._ends()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="health", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, and take back what only the one that leads can say."""
+        self._stopping.set()
+        self._thread.join(LEAVE_S)
+        if not self._thread.is_alive():
+            self._reader.close()
+            self._offsets.close()
+        metrics.PENDING.clear()
+        metrics.QUERY_BATCH_SECONDS.clear()
+        metrics.OVERDUE.set(0)
+        metrics.OLDEST_OVERDUE_SECONDS.set(0)
+
+    def look(self) -> None:
+        """Look once."""
+        self._look_at_what_waits()
+        self._count()
+        self._count_deliveries()
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                self.look()
+            except Exception as error:  # noqa: BLE001 (whatever it was, it is looked again)
+                log.warning("could not look for metrics error=%s", words(error))
+            if self._stopping.wait(EVERY_S):
+                return
+
+    def _look_at_what_waits(self) -> None:
+        now_ms = self._clock.now_ms()
+        slots = self._reader.pending(now_ms)
+        for level, count in by_level(slots, self._levels).items():
+            metrics.PENDING.labels(str(level)).set(count)
+        late, lag_ms = late_of(slots, now_ms)
+        metrics.OVERDUE.set(late)
+        metrics.OLDEST_OVERDUE_SECONDS.set(lag_ms / 1_000)
+
+    def _count(self) -> None:
+        ends = self._ends()
+        for topic, end in ends.items():
+            before = self._totals[topic]
+            # A topic that was made anew begins anew.
+            self._counters[topic].inc(end - before if end >= before else end)
+        self._totals = ends
+
+    def _count_deliveries(self) -> None:
+        if self._deliveries:
+            metrics.DELIVERED.inc(self._deliveries.more())
+
+    def _ends(self) -> dict[str, int]:
+        """How many records were ever appended to each topic."""
+        # Who may write there need not be allowed to read.
+        return {
+            topic: count or 0 for topic, count in self._offsets.appended(self._counters).items()
+        }
+
+
+def by_level(slots: Iterable[Pending], levels: int) -> dict[int, int]:
+    """How many records wait on each level, 0 included."""
+    counts = dict.fromkeys(range(levels), 0)
+    for each in slots:
+        counts[each.slot.level] = counts.get(each.slot.level, 0) + each.count
+    return counts
+
+
+def note_batch(name: str, query: StreamingQuery) -> None:
+    """Note how long a query's last batch took."""
+    progress = query.lastProgress
+    took_ms = progress["durationMs"].get("triggerExecution") if progress else None
+    if took_ms is not None:
+        metrics.QUERY_BATCH_SECONDS.labels(name).set(took_ms / 1_000)
+
+
+class Deliveries:
+    """Counts what the sinks have sent, without what went to topics of our own. Never too many."""
+
+    def __init__(self, settings: Settings, sends: ProducerMetrics) -> None:
+        names = TopicNames(settings)
+        self._own = [names.wheel(level) for level in range(settings.wheel_levels)]
+        self._own += [names.outbox(cluster) for cluster in settings.clusters]
+        self._own += [names.lanes, names.store, names.failed, names.rejected, names.warmup]
+        self._sends = sends
+        self._clients = [client_id(settings, each) for each in SENDERS]
+        self._totals = dict.fromkeys(self._clients, 0)
+        self._counted = dict.fromkeys(self._clients, 0)
+        # What was sent before is counted already.
+        self.more()
+
+    def more(self) -> int:
+        """How many more there are than the last time."""
+        return sum(self._more(client) for client in self._clients)
+
+    def _more(self, client: str) -> int:
+        # In this order: what is sent meanwhile makes it too few for once, and not too many.
+        total = self._sends.sent(client)
+        sent = total - sum(self._sends.sent(client, topic) for topic in self._own)
+        if total < self._totals[client]:
+            # The producer was opened anew.
+            self._counted[client] = 0
+        before = self._counted[client]
+        self._totals[client], self._counted[client] = total, max(before, sent)
+        return self._counted[client] - before

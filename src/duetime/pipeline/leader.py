@@ -1,0 +1,185 @@
+"""What delivers, for as long as this process leads: stores, releases, queries, what goes beside."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from duetime.callbacks import Callbacks
+from duetime.clock import Clock
+from duetime.config import Settings
+from duetime.pipeline.begin import Begin
+from duetime.pipeline.destinations import Destinations
+from duetime.pipeline.fence import Fence
+from duetime.pipeline.health import Health, note_batch
+from duetime.pipeline.housekeeping import free_read
+from duetime.pipeline.jvm import ProducerMetrics
+from duetime.pipeline.kafka import client_id
+from duetime.pipeline.notices import Noticing, notices
+from duetime.pipeline.outbox import OUTBOX
+from duetime.pipeline.probe import Prober
+from duetime.pipeline.queries import Queries
+from duetime.pipeline.release import Release
+from duetime.pipeline.saving import SAVED_KEPT_MS, SAVING
+from duetime.pipeline.turn import Turn
+from duetime.pipeline.waking import Waking
+from duetime.pipeline.written import Written
+from duetime.stores import Store
+from duetime.stores.kafka import KafkaStore
+from duetime.stores.opening import open_store
+from duetime.topics import visible
+
+#: The queries whose topics are ours alone: what is read and committed is of no more use.
+FREED = ("lanes", "failures")
+
+#: How long what was forwarded stays in an outbox, in ms: who recovers finds there that it is sent.
+OUTBOX_KEPT_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What a process has, whether it leads or stands by."""
+
+    spark: SparkSession
+    settings: Settings
+    clock: Clock
+    #: By cluster; None is this one.
+    written: Mapping[str | None, Written]
+    destinations: Mapping[str | None, Destinations]
+    turn: Turn
+    sends: ProducerMetrics
+    #: None where a leader that is paused keeps its JVM.
+    fence: Fence | None
+
+
+class Beside(Protocol):
+    """What works in threads of its own while we lead."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def close(self) -> None:
+        """End."""
+
+
+class Leader:
+    """Delivers from `start` to `stop`, for one term. Not thread-safe."""
+
+    def __init__(self, means: Means) -> None:
+        self._means, self._settings = means, means.settings
+        self._to_stop = ExitStack()
+
+    def start(self, first_s: float = 0.0) -> None:
+        """Start what delivers; what is late already has Spark for itself for so long, in seconds.
+
+        What was started is stopped, where it does not get through.
+        """
+        with ExitStack() as unless_started:
+            unless_started.callback(self._to_stop.close)
+            if self._means.fence:
+                self._means.fence.start()
+                self._to_stop.callback(self._means.fence.stop)
+            stores = self._stores()
+            self._releases = [self._release(each) for each in stores]
+            self._queries = self._begun_by(self._notices(stores[-1]))
+            self._to_stop.callback(self._queries.stop)
+            for release in self._releases:
+                self._to_stop.callback(release.stop)
+            self._start(self._beside())
+            self._rescue(first_s)
+            for release in self._releases:
+                release.start()
+            self._queries.start()
+            self._start(self._probes())
+            unless_started.pop_all()
+
+    def look_around(self) -> None:
+        """Start what has failed again, and free what is of no more use."""
+        self._queries.look_around(self._visit)
+
+    def stop(self) -> None:
+        """Stop all of it, once open windows have ended. Safe to repeat."""
+        self._to_stop.close()
+
+    def join(self) -> None:
+        """Wait until nothing is under way any more."""
+        for release in self._releases:
+            release.join()
+
+    def _stores(self) -> list[Store[Any]]:
+        """The wheel, and where else messages wait: what was left in the middle is read now."""
+        self._wheel = KafkaStore(self._settings)
+        self._to_stop.callback(self._wheel.close)
+        store = open_store(self._settings)
+        if store is None:
+            return [self._wheel]
+        self._to_stop.callback(store.close)
+        return [self._wheel, store]
+
+    def _release(self, store: Store[Any]) -> Release[Any]:
+        means = self._means
+        return Release(settings=means.settings, store=store, turn=means.turn, clock=means.clock)
+
+    def _notices(self, store: Store[Any]) -> Callable[[DataFrame, int], None] | None:
+        """What to do when a store tells that messages are due; None where it does not."""
+        if self._settings.store_kind != "aerospike" or not self._settings.aerospike_notices:
+            return None
+        take_up = self._releases[-1].take_up
+        return notices(self._settings, cast("Noticing", store), take_up, self._means.clock)
+
+    def _begun_by(self, notice: Callable[[DataFrame, int], None] | None) -> Queries:
+        means, waking = self._means, None
+        if means.settings.queues:
+            waking = Waking(means.settings, means.clock)
+            self._start([waking])
+        begin = Begin(means.spark, means.settings, means.written, means.destinations)
+        return Queries(begin.all(notice, waking), means.destinations[None].refresh, self._given_up)
+
+    def _beside(self) -> Iterator[Beside]:
+        settings, means = self._settings, self._means
+        if settings.callback_hosts:
+            yield Callbacks(settings)
+        for topic in visible(settings):
+            # With NumPy and Arrow, which nothing else needs.
+            from duetime.delayed.visible import Visible  # noqa: PLC0415 (as it says)
+
+            yield Visible(settings, topic)
+        if settings.metrics_port:
+            # On a cluster, other JVMs than this one send, too.
+            is_local = str(means.spark.sparkContext.master).startswith("local")
+            yield Health(settings, means.clock, means.sends if is_local else None)
+
+    def _probes(self) -> Iterator[Beside]:
+        if self._settings.metrics_port and self._settings.probes:
+            yield Prober(self._settings, self._means.clock)
+
+    def _start(self, them: Iterable[Beside]) -> None:
+        for each in them:
+            self._to_stop.callback(each.close)
+            each.start()
+
+    def _rescue(self, first_s: float) -> None:
+        """What is late already goes first."""
+        late = [release.rescue_once() for release in self._releases]
+        wait([turn for turns in late for turn in turns[:1]], timeout=first_s)
+
+    def _visit(self, name: str, query: StreamingQuery) -> None:
+        now_ms = self._means.clock.now_ms()
+        if self._settings.metrics_port:
+            note_batch(name, query)
+        if name in FREED:
+            free_read(self._wheel, query)
+        elif name.startswith(OUTBOX):
+            free_read(self._wheel, query, now_ms - OUTBOX_KEPT_MS)
+        elif name == SAVING:
+            free_read(self._wheel, query, now_ms - SAVED_KEPT_MS)
+
+    def _given_up(self, name: str) -> int:
+        """How many records the producer of a query could not deliver."""
+        cluster = name.removeprefix(OUTBOX) if name.startswith(OUTBOX) else None
+        at = self._settings.at(cluster) if cluster else self._settings
+        return self._means.sends.given_up(client_id(at, name))

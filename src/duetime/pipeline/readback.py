@@ -1,0 +1,218 @@
+"""The ids of messages that were appended since an instant, read back from the topics themselves."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from duetime.columns import header_map, header_text
+from duetime.config import Settings
+from duetime.message import DUE_ERROR_SOURCE, DUE_ID, DUE_TOPIC
+from duetime.metrics import READ_BACK_RECORDS, READ_BACK_SECONDS
+from duetime.pipeline.kafka import read_ranges
+from duetime.stores import OffsetRange
+from duetime.stores.offsets import Offsets, Unreadable
+from duetime.stores.places import Place
+from duetime.topics import TopicNames
+
+log = logging.getLogger(__name__)
+
+#: The order of a message's records, from the first to where it is now.
+PLACE = ("timestamp", "topic", "partition", "offset")
+
+#: Partitions of what is looked up: ids are few bytes each, and each partition is a task.
+ID_PARTITIONS = 8
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a look has seen: where each partition ended, and the ids up to there."""
+
+    ends: dict[Place, int] = field(default_factory=dict)
+    ids: DataFrame | None = None
+
+
+class Look(Protocol):
+    """A look at the topics. It gives the columns id, is_delivered and PLACE, or None of nothing."""
+
+    def own(self, since_ms: int) -> DataFrame | None:
+        """Of what was appended to duetime's own topics, where messages wait or end."""
+        ...
+
+    def destinations(self, topics: Sequence[str], since_ms: int) -> DataFrame | None:
+        """Of what was appended to these destinations, and may be of others."""
+        ...
+
+
+class ReadBack:
+    """Looks at all that there is since then. With `cluster`, the destinations are on that one."""
+
+    def __init__(self, spark: SparkSession, settings: Settings, cluster: str | None) -> None:
+        self._spark = spark
+        self._names = TopicNames(settings)
+        self._own_topics = _own_topics(settings)
+        self._here = Reach(settings)
+        self._there = Reach(settings.at(cluster)) if cluster else self._here
+        self._told: set[str] = set()
+
+    def own(self, since_ms: int, seen: Seen | None = None) -> DataFrame | None:
+        """Of what was appended to duetime's own topics, where messages wait or end.
+
+        With `seen`, only what is new is read, and added there.
+        """
+        seen = seen or Seen()
+        ranges = self._appended(self._here, self._own_topics, since_ms, seen.ends)
+        return self._looked(self._here, ranges, (), seen)
+
+    def destinations(
+        self, topics: Sequence[str], since_ms: int, seen: Seen | None = None
+    ) -> DataFrame | None:
+        """Of what was appended to these destinations. Warns of those that cannot be read."""
+        seen = seen or Seen()
+        ranges = self._appended(self._there, topics, since_ms, seen.ends)
+        self._tell_removed([each for each in ranges if _place(each) not in seen.ends])
+        return self._looked(self._there, ranges, topics, seen)
+
+    def taken_in(self, topic: str, since_ms: int) -> DataFrame | None:
+        """What was sent to an intake topic since, as Kafka's columns; None if that is nothing."""
+        offsets = self._here.offsets
+        places = offsets.readable_places(topic)
+        # Up to a transaction that is open, because a read of committed records ends there.
+        ends = offsets.ends(places, committed_only=True)
+        ranges = _between(offsets.first_since(dict.fromkeys(places, since_ms)), ends)
+        if not ranges:
+            return None
+        settings = self._here.settings
+        return read_ranges(self._spark, settings, ranges, all_there=False, committed_only=True)
+
+    def has_records(self, topics: Sequence[str]) -> bool:
+        """Whether there is anything in these topics of ours."""
+        offsets = self._here.offsets
+        places = [place for topic in topics for place in offsets.readable_places(topic)]
+        return offsets.starts(places) != offsets.ends(places)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for each in {self._here, self._there}:
+            each.offsets.close()
+
+    def _looked(
+        self, at: "Reach", ranges: Sequence[OffsetRange], destinations: Sequence[str], seen: Seen
+    ) -> DataFrame | None:
+        if ranges:
+            begun_s = time.monotonic()
+            found = self._ids(at, ranges, destinations)
+            both = found.unionAll(seen.ids) if seen.ids else found
+            # Now, so that it is as of now, and not read again by each job over it.
+            seen.ids = both.coalesce(ID_PARTITIONS).localCheckpoint()
+            seen.ends |= {_place(each): each.end for each in ranges}
+            _tell_read(ranges, "destinations" if destinations else "own", begun_s)
+        return seen.ids
+
+    def _ids(
+        self, at: "Reach", ranges: Sequence[OffsetRange], destinations: Sequence[str]
+    ) -> DataFrame:
+        records = read_ranges(self._spark, at.settings, ranges, all_there=False)
+        return records.select(*self._columns(destinations)).where("id is not null")
+
+    def _columns(self, destinations: Sequence[str]) -> list[Column]:
+        by_name = header_map(F.col("headers"))
+        rejected = F.col("topic") == self._names.rejected
+        delivered = F.col("topic").isin(list(destinations))
+        # A cancel has the id of its message, and no destination.
+        message = delivered | header_text(by_name, DUE_TOPIC).isNotNull()
+        name = F.when(rejected, header_text(by_name, DUE_ERROR_SOURCE)).when(
+            message, header_text(by_name, DUE_ID)
+        )
+        return [name.alias("id"), delivered.alias("is_delivered"), *map(F.col, PLACE)]
+
+    def _appended(
+        self, at: "Reach", topics: Sequence[str], since_ms: int, seen: Mapping[Place, int]
+    ) -> list[OffsetRange]:
+        """The ranges of these topics that were appended since, and are new; of those readable."""
+        places = [place for topic in topics for place in self._readable(at, topic)]
+        ends = at.offsets.ends(places)
+        firsts: dict[Place, int | None] = dict(seen)
+        firsts |= at.offsets.first_since({each: since_ms for each in places if each not in seen})
+        return _between(firsts, ends)
+
+    def _readable(self, at: "Reach", topic: str) -> list[Place]:
+        try:
+            return at.offsets.readable_places(topic)
+        except Unreadable as error:
+            self._tell(topic, str(error))
+            return []
+
+    def _tell_removed(self, ranges: Sequence[OffsetRange]) -> None:
+        """Of destinations: whose first record is the first there is may have had others before."""
+        starts = self._there.offsets.starts([_place(each) for each in ranges])
+        for each in ranges:
+            if 0 < starts[_place(each)] == each.start:
+                self._tell(each.topic, "its retention is shorter than the interruption was")
+
+    def _tell(self, topic: str, why: str) -> None:
+        if topic not in self._told:
+            self._told.add(topic)
+            log.warning("what was interrupted may come twice topic=%s: %s", topic, why)
+
+
+class Following:
+    """Looks at what is new since its last look: for records that come in batches, oldest first."""
+
+    def __init__(self, read_back: ReadBack) -> None:
+        self._read_back = read_back
+        self._own = Seen()
+        self._theirs = Seen()
+        self._since_ms: int | None = None
+
+    def own(self, since_ms: int) -> DataFrame | None:
+        """Since the instant of the first call."""
+        return self._read_back.own(self._first(since_ms), self._own)
+
+    def destinations(self, topics: Sequence[str], since_ms: int) -> DataFrame | None:
+        """The same; of the destinations of former calls, too."""
+        return self._read_back.destinations(topics, self._first(since_ms), self._theirs)
+
+    def _first(self, since_ms: int) -> int:
+        self._since_ms = since_ms if self._since_ms is None else self._since_ms
+        return self._since_ms
+
+
+class Reach:
+    """A cluster that is read back."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.offsets = Offsets(settings, f"{settings.namespace}.recover")
+
+
+def _tell_read(ranges: Sequence[OffsetRange], topics: str, begun_s: float) -> None:
+    records, taken_s = sum(each.count for each in ranges), time.monotonic() - begun_s
+    READ_BACK_RECORDS.labels(topics).inc(records)
+    READ_BACK_SECONDS.labels(topics).inc(taken_s)
+    told = topics, records, len(ranges), taken_s
+    log.info("read back topics=%s records=%d partitions=%d seconds=%.1f", *told)
+
+
+def _between(firsts: Mapping[Place, int | None], ends: Mapping[Place, int]) -> list[OffsetRange]:
+    return [
+        OffsetRange(*place, first, end)
+        for place, end in ends.items()
+        if (first := firsts[place]) is not None and first < end
+    ]
+
+
+def _place(each: OffsetRange) -> Place:
+    return each.topic, each.partition
+
+
+def _own_topics(settings: Settings) -> list[str]:
+    names = TopicNames(settings)
+    wheel = [names.wheel(level) for level in range(settings.wheel_levels)]
+    outboxes = [names.outbox(each) for each in settings.clusters]
+    ends = [names.failed, names.dead, names.rejected]
+    return [*wheel, *outboxes, names.store, names.lanes, *ends]
