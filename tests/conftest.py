@@ -2,8 +2,12 @@
 
 import json
 import os
+import shutil
+import subprocess
 import uuid
+from contextlib import contextmanager
 from itertools import count
+from types import MappingProxyType
 
 import pytest
 from confluent_kafka import Producer
@@ -17,8 +21,11 @@ from duetime.connection import librdkafka_properties
 from duetime.errors import SetupError
 from duetime.local.broker import LocalBroker
 from duetime.local.jars import pipeline_jars
-from duetime.message import WAITING_HEADERS, MessageId
+from duetime.local.properties import HOST
+from duetime.local.redis import LocalRedis
+from duetime.message import LAST_WORDS, WAITING_HEADERS, MessageId
 from duetime.pipeline.session import JAVA_OPTIONS, spark_session
+from duetime.topics import TopicNames
 
 #: The settings that every process of these tests finds in its environment.
 FROM_OUTSIDE = {"spark_properties"}
@@ -56,6 +63,52 @@ def broker(tmp_path_factory):
     local.stop()
 
 
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory):
+    """A real Redis, for whoever does not harm it. Skipped and failed as the broker is."""
+    with local_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+def aerospike_url():
+    """Of the server that DUETIME_AEROSPIKE=host:port names: none can be installed in CI."""
+    place = os.environ.get("DUETIME_AEROSPIKE")
+    if not place:
+        pytest.skip("DUETIME_AEROSPIKE=host:port names no server")
+    return f"aerospike://{place}" + ("" if "/" in place else "/test")
+
+
+@contextmanager
+def local_redis(directory, properties=MappingProxyType({})):
+    """The same with a directory of its own, for who wants to harm it."""
+    server = LocalRedis(directory, properties)
+    try:
+        server.start()
+    except SetupError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A key and its certificate for this machine, each in a PEM file."""
+    directory = tmp_path_factory.mktemp("tls")
+    key, chain = directory / "key.pem", directory / "chain.pem"
+    words = (
+        f"req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {chain} -days 2 -subj /CN=duetime"
+    )
+    alternative = ["-addext", f"subjectAltName=IP:{HOST}"]
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        assert not os.environ.get("CI")
+        pytest.skip("there is no openssl")
+    subprocess.run([openssl, *words.split(), *alternative], check=True, capture_output=True)
+    return key, chain
+
+
 @pytest.fixture
 def settings(broker):
     """Settings with a namespace of its own and a small wheel: 3 levels, 68 minutes. No topics."""
@@ -81,12 +134,45 @@ def small_settings(bootstrap, **others):
 @pytest.fixture
 def topics(settings):
     """The names of duetime's topics under `settings`, created, and deleted at the end."""
+    with created_topics(settings) as names:
+        yield names
+
+
+@contextmanager
+def created_topics(settings):
+    """The same, for who has settings of another scope."""
     names = create_topics(settings)
     yield names
     # A broker for a whole session's partitions would run out of files.
     admin = AdminClient(librdkafka_properties(settings))
     for deleted in admin.delete_topics(names).values():
         deleted.result()
+
+
+@pytest.fixture
+def on_broker(settings, monkeypatch):
+    """Makes the command use the test's own namespace on the test's broker."""
+    changed = settings.model_dump(mode="json", exclude_defaults=True, exclude=FROM_OUTSIDE)
+    for name, value in changed.items():
+        monkeypatch.setenv(f"DUETIME_{name.upper()}", str(value))
+    return settings
+
+
+def dead_letters_of(settings):
+    """Writes dead letters, as the pipeline does."""
+    producer = Producer(librdkafka_properties(settings))
+
+    def write(topic="to", reason="unknown-topic", last_ms=2_000, **record):
+        failure = (reason, "so it is", "10", "1500", last_ms)
+        words = (topic, "3", "eu", "1000", "0000000003e8-a", *failure)
+        headers = [("h", b"\x00")] + [
+            (name, str(word)) for name, word in zip(LAST_WORDS, words, strict=True)
+        ]
+        content = {"key": b"k", "value": b"\xff"} | record
+        producer.produce(TopicNames(settings).dead, headers=headers, **content)
+        assert producer.flush(30) == 0
+
+    return write
 
 
 @pytest.fixture
@@ -108,6 +194,7 @@ class WheelWriter:
         self._now_ms = now_ms
         self._numbers = count()
         self._producer = Producer(producer_properties(settings))
+        self._waits = True
 
     def message(  # noqa: PLR0913 (all that a message may have)
         self,
@@ -144,11 +231,20 @@ class WheelWriter:
         self._producer.produce(topic, b"foreign", partition=partition, headers=headers)
         self._producer.flush()
 
+    @contextmanager
+    def at_once(self):
+        """What is written in this block is waited for at its end."""
+        self._waits = False
+        yield
+        self._waits = True
+        self._producer.flush()
+
     def _write(self, identity, level, headers, key_and_value):
         topic, partition = self._slot(identity.due_ms, level)
         key, value = key_and_value
         self._producer.produce(topic, value, key, partition=partition, headers=headers)
-        self._producer.flush()
+        if self._waits:
+            self._producer.flush()
 
     def _slot(self, due_ms, level):
         shape = self._settings.wheel

@@ -49,7 +49,18 @@ def read_all(settings, topic, number):
 
 
 @pytest.mark.parametrize(
-    "module", ["client", "reschedule", "admin", "doctor", "stores.reader", "stores.kafka", "cli"]
+    "module",
+    [
+        "client",
+        "reschedule",
+        "admin",
+        "doctor",
+        "stores.reader",
+        "stores.kafka",
+        "cli",
+        "delayed",
+        "kmq",
+    ],
 )
 def test_scheduling_and_looking_start_without_spark(module):
     program = f"import sys, duetime.{module}; sys.exit('pyspark' in sys.modules)"

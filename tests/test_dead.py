@@ -4,13 +4,12 @@ import json
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from tests.conftest import FROM_OUTSIDE
+from tests.conftest import dead_letters_of
 
 from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
 from duetime.dead import DeadLetters, Selection
 from duetime.errors import KafkaError, UnknownMessage
-from duetime.message import LAST_WORDS
 from duetime.topics import TopicNames
 from duetime.transaction import transaction
 
@@ -26,30 +25,7 @@ def letters(settings):
 
 @pytest.fixture
 def die(settings):
-    """Writes a dead letter as the pipeline does."""
-    producer = Producer(librdkafka_properties(settings))
-
-    def write(topic="to", reason="unknown-topic", last_ms=2_000, **record):
-        words = (
-            topic,
-            "3",
-            "eu",
-            "1000",
-            "0000000003e8-a",
-            reason,
-            "so it is",
-            "10",
-            "1500",
-            last_ms,
-        )
-        headers = [("h", b"\x00")] + [
-            (name, str(word)) for name, word in zip(LAST_WORDS, words, strict=True)
-        ]
-        content = {"key": b"k", "value": b"\xff"} | record
-        producer.produce(TopicNames(settings).dead, headers=headers, **content)
-        assert producer.flush(30) == 0
-
-    return write
+    return dead_letters_of(settings)
 
 
 def taken_in(settings):
@@ -133,12 +109,8 @@ class TestCommand:
     """`duetime dead ...`"""
 
     @pytest.fixture
-    def duetime(self, settings, monkeypatch, capsys):
+    def duetime(self, on_broker, capsys):  # noqa: ARG002 (the command finds it)
         from duetime.cli import main  # noqa: PLC0415 (only these tests need it)
-
-        changed = settings.model_dump(mode="json", exclude_defaults=True, exclude=FROM_OUTSIDE)
-        for name, value in changed.items():
-            monkeypatch.setenv(f"DUETIME_{name.upper()}", str(value))
 
         def run(*arguments):
             code = main(["dead", *arguments])

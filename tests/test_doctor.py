@@ -2,10 +2,10 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from duetime import doctor
-from duetime.clock import SystemClock
+from duetime.clock import Offset, SystemClock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
-from duetime.doctor import Offset, checkup, clock_offset, verdict
+from duetime.doctor import checkup, clock_offset, verdict
 from duetime.errors import DuetimeError
 
 SECOND = 1_000

@@ -10,15 +10,17 @@ SOURCE = Path(__file__).parents[1] / "src" / "duetime"
 #: From the bottom up; a module may import from its own layer and those below.
 LAYERS = (
     {"errors"},
-    {"clock", "wheel", "ladder", "message"},
+    {"clock", "wheel", "ladder", "message", "payload"},
     {"config"},
-    {"connection", "topics"},
+    {"connection", "metrics", "topics"},
     {"columns"},
     {"envelopes", "stores"},
-    {"client", "outgoing", "admin", "callbacks", "status"},
-    {"transaction"},
-    {"reschedule", "dead", "local", "pipeline"},
-    {"doctor"},
+    {"client", "http", "outgoing", "delaying", "admin", "callbacks", "status", "totals", "reach"},
+    {"delayed", "kmq"},
+    {"transaction", "retry"},
+    {"reschedule", "dead", "rejected", "cancelling", "local", "pipeline"},
+    {"doctor", "spark"},
+    {"api"},
     {"bench"},
     {"cli", "__main__"},
 )

@@ -54,6 +54,7 @@ def test_lateness_finds_every_message_once_and_leaves_nothing_behind(broker):
     assert [topic for topic in left if topic.startswith("bench-")] == []
 
 
+@pytest.mark.hostile
 def test_a_kill_under_load_loses_nothing_and_sends_nothing_twice(broker):
     result = bench(broker, "crash", "--kills", "1", "--rate", "300", "--life", "15s..25s")
     assert (result["kills"], result["delivered"]) == (1, result["sent"])
@@ -63,3 +64,12 @@ def test_a_kill_under_load_loses_nothing_and_sends_nothing_twice(broker):
 def test_a_message_due_in_years_walks_the_real_wheel(broker):
     result = bench(broker, "wheel", "--years", "5")
     assert (result["hops"], result["correct"]) == (5, True)
+
+
+def test_a_delayed_topic_is_read_in_order_and_each_record_once(broker):
+    load = ["--rate", "300", "--seconds", "2", "--delay", "0.5s..2s"]
+    result = bench(broker, "delayed", *load, "--way", "consumer", "--warm-up", "0.1")
+    found = result["consumer"]
+    assert (found["sent"], found["delivered"]) == (600, 600)
+    assert [found[name] for name in ("lost", "duplicated", "early", "out_of_order")] == [0] * 4
+    assert found["index_bytes_per_message"] >= 16

@@ -23,7 +23,13 @@ def test_a_range_that_is_none_is_refused(text):
         parse_range(text)
 
 
-@pytest.mark.parametrize("name", ["lateness", "catchup", "intake", "pending", "wheel", "crash"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("lateness", "catchup", "intake", "pending", "flood", "wheel", "crash"),
+        *("delayed", "queue", "api"),
+    ],
+)
 def test_every_benchmark_says_what_it_takes(name):
     answer = CliRunner().invoke(app, [name, "--help"])
     assert answer.exit_code == 0

@@ -11,7 +11,7 @@ from tests.conftest import FROM_OUTSIDE
 from duetime.cli import main
 
 #: What tests/conftest.py sets, and where the jars are.
-KEPT = ("DUETIME_JARS", "DUETIME_SPARK_PROPERTIES")
+KEPT = {"DUETIME_JARS", *(f"DUETIME_{name.upper()}" for name in FROM_OUTSIDE)}
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,3 @@ def duetime(capfd, monkeypatch):
         return Outcome(code, out, err)
 
     return run
-
-
-@pytest.fixture
-def on_broker(settings, monkeypatch):
-    """Makes the command use the test's own namespace on the test's broker."""
-    changed = settings.model_dump(mode="json", exclude_defaults=True, exclude=FROM_OUTSIDE)
-    for name, value in changed.items():
-        monkeypatch.setenv(f"DUETIME_{name.upper()}", str(value))
-    return settings

@@ -1,7 +1,8 @@
 from duetime.cli.demo import by_lateness
 from duetime.cli.display import bar, facts, printable, size, when
-from duetime.cli.pending import by_distance, within
+from duetime.cli.pending import by_distance
 from duetime.stores import Pending
+from duetime.stores.reader import within
 from duetime.wheel import Slot
 
 NOW_MS = 1_800_000_000_000

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from duetime.clock import format_instant
 from duetime.connection import librdkafka_properties
@@ -66,6 +67,18 @@ def test_a_payload_is_taken_byte_for_byte(duetime, taken_in, tmp_path, way):
         duetime("send", "orders", "--in", "1m", stdin=payload)
 
     assert taken_in(1)[0].value() == payload
+
+
+def test_a_topic_is_created_when_it_is_sent_to_and_not_when_that_is_due(duetime, settings):
+    topic = f"orders_of_{settings.namespace}"
+    outcome = duetime("send", topic, "--in", "1h", "--value", "v")
+    assert outcome.err == ""
+    assert topic in AdminClient(librdkafka_properties(settings)).list_topics(timeout=10).topics
+
+    # Kafka refuses `a.b` beside `a_b`.
+    outcome = duetime("send", topic.replace("_", "."), "--in", "1h", "--value", "v")
+    assert outcome.code == 0
+    assert outcome.err.startswith(f"note: there is no topic {topic.replace('_', '.')}: create it")
 
 
 def test_a_message_due_in_the_past_is_taken(duetime, taken_in):
@@ -196,7 +209,7 @@ def test_a_cancelled_message_is_shown_as_cancelled_and_cancelled_again(duetime, 
 
 
 def test_a_message_that_nobody_sent_is_unknown(duetime, now_ms, monkeypatch):
-    monkeypatch.setattr("duetime.cli.cancelling.ARRIVAL_MS", 200)
+    monkeypatch.setattr("duetime.cancelling.ARRIVAL_MS", 200)
     identity = MessageId(due_ms=now_ms + MINUTE_MS, unique="nobody")
 
     for command in (["show"], ["cancel"], ["reschedule", "--in", "1h"]):
@@ -222,7 +235,7 @@ def test_a_message_about_to_be_sent_is_too_late_to_cancel(duetime, wheel, now_ms
 
 
 def test_a_cancel_that_nobody_takes_in_is_not_called_certain(duetime, wheel, now_ms, monkeypatch):
-    monkeypatch.setattr("duetime.cli.cancelling.CONFIRM_MS", 200)
+    monkeypatch.setattr("duetime.cancelling.CONFIRM_MS", 200)
     identity = wheel.message("orders", now_ms + MINUTE_MS)
 
     outcome = duetime("cancel", identity)

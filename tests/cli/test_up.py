@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import contextmanager
 
+import httpx
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
@@ -36,8 +37,9 @@ def port():
 class Up:
     """A running `duetime up`."""
 
-    def __init__(self, process, log, port):
+    def __init__(self, process, log, port, api_port):
         self.process = process
+        self.api = f"http://127.0.0.1:{api_port}/"
         self.log = log
         self.kafka = f"127.0.0.1:{port}"
 
@@ -78,10 +80,11 @@ class Up:
 
 @contextmanager
 def started(data, port):
-    log = data / "up.log"
+    log, api_port = data / "up.log", free_port()
+    own = ["--data", data, "--port", str(port), "--api-port", str(api_port)]
     with log.open("w") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "duetime", "up", "--data", data, "--port", str(port)],
+            [sys.executable, "-m", "duetime", "up", *own],
             stdout=subprocess.PIPE,
             stderr=sink,
             stdin=subprocess.DEVNULL,
@@ -90,7 +93,7 @@ def started(data, port):
             env=os.environ | {"DUETIME_WARM_UP_SECONDS": "5"},
         )
     try:
-        yield Up(process, log, port)
+        yield Up(process, log, port, api_port)
     finally:
         if process.poll() is None:
             process.kill()
@@ -117,6 +120,8 @@ def test_everything_a_user_does_in_an_hour(data, port):
         said = up.wait_until_ready()
         assert f"127.0.0.1:{port}" in said
         assert f"--kafka 127.0.0.1:{port}" in said
+        assert up.api in said
+        assert httpx.get(f"{up.api}v1/status").json()["leader"]
 
         soon = up.run("send", "hello", "--in", "5s", "--value", "Hello, later")
         at_once = up.run("send", "hello", "--at", "2020-01-01T00:00Z", "--value", "Hello, now")

@@ -15,6 +15,7 @@ from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
 from duetime.local.jars import pipeline_jars
 from duetime.message import DUE_AT_MS, DUE_ID
+from duetime.pipeline.jvm import jvm
 from duetime.pipeline.runner import Pipeline
 from duetime.topics import TopicNames, required_topics
 
@@ -51,11 +52,14 @@ class Inbox:
         self.arrived = []
         properties = {"group.id": f"inbox-{uuid.uuid4().hex}", "enable.auto.commit": False}
         self._consumer = Consumer(librdkafka_properties(settings) | properties)
-        found = self._consumer.list_topics(timeout=PATIENCE_S).topics
-        places = [
-            TopicPartition(name, each, 0) for name in topics for each in found[name].partitions
-        ]
-        self._consumer.assign(places)
+        self._consumer.assign([place for name in topics for place in self._places(name)])
+
+    def _places(self, topic):
+        """From the beginning of each partition; a broker hears of a new topic a moment later."""
+        until_s = time.monotonic() + PATIENCE_S
+        while not (found := self._consumer.list_topics(topic, PATIENCE_S).topics[topic]).partitions:
+            assert time.monotonic() < until_s, topic
+        return [TopicPartition(topic, each, 0) for each in found.partitions]
 
     def take(self, count):
         """Wait until `count` records are there in all; returns them."""
@@ -85,6 +89,8 @@ class Live:
 
     def __init__(self, settings):
         self.settings = settings
+        #: The pipeline, where it runs in this process.
+        self.pipeline = None
         self.names = TopicNames(settings)
         #: Where what was sent is, as a rejected record's `due-error-source` has it.
         self.sources = set()
@@ -103,7 +109,18 @@ class Live:
         wanted = [NewTopic(name, num_partitions=partitions, config=stamped) for name in names]
         for created in self.admin.create_topics(wanted).values():
             created.result()
+        if self.pipeline:
+            self._await_known(names)
         return names
+
+    def _await_known(self, topics):
+        """A message for a topic that has just been created goes the way of failures, and waits."""
+        properties = jvm(self.pipeline.spark).java.lang.System
+        until_s = time.monotonic() + PATIENCE_S
+        for topic in topics:
+            while not properties.getProperty(f"{self.settings.namespace}.to.{topic}"):
+                assert time.monotonic() < until_s, topic
+                threading.Event().wait(0.05)
 
     def inbox(self, *topics):
         self._inboxes.append(Inbox(self.settings, topics))
@@ -147,7 +164,7 @@ class Live:
             deleted.result()
 
 
-def fresh_settings(bootstrap, directory):
+def fresh_settings(bootstrap, directory, **others):
     """Settings with a namespace of its own, a small wheel, and a rescue that looks often."""
     return small_settings(
         bootstrap,
@@ -155,31 +172,48 @@ def fresh_settings(bootstrap, directory):
         retry_attempts=2,
         retry_backoff_ms=200,
         checkpoint=directory.as_uri(),
+        delayed_topics={f"shown_{uuid.uuid4().hex[:8]}.delayed": {}},
+        **others,
     )
+
+
+#: A queue's topics have the same names in all namespaces.
+JOBS, PATIENT, KMQ, EXAMPLE = (f"queue_{uuid.uuid4().hex[:8]}" for _ in range(4))
+
+#: Queues that deliver again at once, after a while in the wheel, to kmq's own, to the example's.
+QUEUES = {
+    JOBS: {"partitions": 32, "redeliveries": 2},
+    PATIENT: {"partitions": 1, "backoff_ms": 6_000},
+    KMQ: {"partitions": 2},
+    EXAMPLE: {"partitions": 2, "redeliveries": 100},
+}
 
 
 @pytest.fixture(scope="session")
 def down(broker):
     """Makes everything but the pipeline, whose checkpoint is the directory given."""
-    return lambda directory: Live(fresh_settings(broker.bootstrap, directory))
+    return lambda directory, **others: Live(fresh_settings(broker.bootstrap, directory, **others))
 
 
 @pytest.fixture(scope="session")
 def live(down, tmp_path_factory, _jvm_ends_well):
     """One pipeline for all tests that need no other; it runs as `duetime run` would."""
-    found = down(tmp_path_factory.mktemp("checkpoint"))
+    found = down(tmp_path_factory.mktemp("checkpoint"), queues=QUEUES)
     create_topics(found.settings)
     pipeline = Pipeline(found.settings, jars=pipeline_jars())
     pipeline.start()
     watch = threading.Thread(target=pipeline.watch)
     watch.start()
     found.pipeline = pipeline
-    await_first_messages(found)
-    yield found
-    pipeline.ask_to_stop()
-    watch.join()
-    pipeline.stop()
-    found.close()
+    try:
+        await_first_messages(found)
+        yield found
+    finally:
+        # Also where nothing came: a thread that goes on would keep the tests from ending.
+        pipeline.ask_to_stop()
+        watch.join()
+        pipeline.stop()
+        found.close()
 
 
 def await_first_messages(live):

@@ -46,10 +46,10 @@ def huge():
 @pytest.fixture
 def running(live):
     """The queries' runs before and after a test are the same: none was started again."""
-    runs = [each.query.runId for each in live.pipeline._queries._running]
+    runs = [each.query.runId for each in live.pipeline._leader._queries._running]
     yield
-    assert [each.query.runId for each in live.pipeline._queries._running] == runs
-    assert not any(each.query.exception() for each in live.pipeline._queries._running)
+    assert [each.query.runId for each in live.pipeline._leader._queries._running] == runs
+    assert not any(each.query.exception() for each in live.pipeline._leader._queries._running)
 
 
 def sources(rejected):

@@ -1,0 +1,54 @@
+"""A running pipeline's punctuality is measured, and its deliveries are counted."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from prometheus_client import REGISTRY
+
+from duetime.clock import SystemClock
+from duetime.pipeline.health import Health
+from duetime.pipeline.jvm import ProducerMetrics
+from duetime.pipeline.probe import Prober
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+#: How long the probes may take on a busy machine, in seconds. They need some five.
+PATIENCE_S = 120.0
+
+
+def arrived(path):
+    return REGISTRY.get_sample_value("duetime_lateness_seconds_count", {"path": path}) or 0
+
+
+def test_probes_come_back_through_the_lanes_and_through_the_store(live):
+    prober = Prober(live.settings, SystemClock())
+    prober.start()
+    both, patience = threading.Event(), PATIENCE_S
+    while not (arrived("lanes") and arrived("store")):
+        assert patience > 0
+        both.wait(0.1)
+        patience -= 0.1
+    prober.close()
+
+    assert REGISTRY.get_sample_value("duetime_probes_total", {"path": "store"}) >= 1
+    # One machine has one clock.
+    assert abs(REGISTRY.get_sample_value("duetime_clock_offset_seconds")) < 1
+    early = {"path": "store", "le": "0.001"}
+    assert REGISTRY.get_sample_value("duetime_lateness_seconds_bucket", early) <= arrived("store")
+
+
+def test_what_is_delivered_is_counted_without_what_stays_within(live, sender):
+    topic = live.topic()
+    health = Health(live.settings, SystemClock(), ProducerMetrics(live.pipeline.spark))
+    health.look()
+    before = REGISTRY.get_sample_value("duetime_delivered_records_total")
+
+    for _ in range(3):
+        sender.produce(topic, "x", in_=timedelta(seconds=1))
+    live.inbox(topic).take(3)
+    health.look()
+    health.start()
+    health.close()
+
+    assert REGISTRY.get_sample_value("duetime_delivered_records_total") == before + 3
