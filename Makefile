@@ -13,7 +13,7 @@ ROOM_MIB := 2000
 DIE := die() { echo "setup: $$1" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check lint types fast bench clean
+.PHONY: help setup demo up test again hostile check lint types fast docs bench clean
 MAKEFLAGS += --no-print-directory
 
 help: ## list these commands
@@ -28,8 +28,14 @@ demo: setup ## a local Kafka, 1,000 delayed messages, and how punctual they were
 up: setup ## a local Kafka and the pipeline, until Ctrl-C
 	@$(BIN)/duetime up
 
-test: setup ## every test
-	@$(BIN)/pytest
+test: setup ## every test but the hostile ones
+	@$(BIN)/pytest -m "not hostile" --durations=25 --durations-min=4
+
+again: setup ## the tests that failed in the last run
+	@$(BIN)/pytest -m "not hostile" --last-failed --last-failed-no-failures=none
+
+hostile: setup ## kills, pauses, full disks, lost brokers, clocks that are set: run it before a release
+	@$(BIN)/pytest -m hostile
 
 check: lint types fast ## what needs no broker: lint, types, fast tests
 
@@ -43,6 +49,9 @@ types: setup
 fast: setup
 	@$(BIN)/pytest -m "not system"
 
+docs: setup ## the documentation as a site, in site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "the site is in site/: $(BIN)/mkdocs serve shows it"
+
 bench: setup ## the measured figures of the README, one JSON line each
 	@$(BIN)/duetime bench lateness --rate 10000 --seconds 60 --delay 5s..30s --json
 	@$(BIN)/duetime bench lateness --rate 1000 --seconds 60 --delay 5s..30s --json
@@ -51,9 +60,12 @@ bench: setup ## the measured figures of the README, one JSON line each
 	@$(BIN)/duetime bench intake --messages 1000000 --json
 	@$(BIN)/duetime bench pending --messages 5000000 --json
 	@$(BIN)/duetime bench wheel --years 5 --json
+	@$(BIN)/duetime bench delayed --rate 2000 --seconds 60 --delay 0.1s..60s --json
+	@$(BIN)/duetime bench queue --messages 200000 --drop 0.01 --timeout 5s --json
+	@$(BIN)/duetime bench api --json
 
 clean: ## remove what setup and the tools made here (the jars stay in the user's cache)
-	@rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
+	@rm -rf $(VENV) dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A changed pyproject.toml is installed into the environment that is there already.
