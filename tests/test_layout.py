@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "duetime"
 LAYERS = (
     {"errors"},
     {"clock", "wheel", "ladder", "message", "payload"},
+    {"tables"},
     {"config"},
     {"connection", "metrics", "topics"},
     {"columns"},

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     IPvAnyNetwork,
     SecretStr,
@@ -27,15 +25,18 @@ from pydantic_settings import (
 
 from duetime.errors import ConfigError
 from duetime.ladder import Ladder
+from duetime.tables import (
+    DELAYED_PATTERN,
+    NAME_PATTERN,
+    QUEUE_PATTERN,
+    ApiToken,
+    Cluster,
+    Connection,
+    DelayedTopic,
+    QueueSettings,
+    RetryPolicy,
+)
 from duetime.wheel import GRACE_MS, Wheel
-
-#: What is called here becomes part of topics' names. In Rust's syntax, where `$` is the very end.
-NAME_PATTERN = r"^[a-zA-Z0-9_-]{1,40}$"
-
-#: A delayed topic's name: with a partition and an offset it becomes part of ids.
-DELAYED_PATTERN = r"^[a-zA-Z0-9._-]{1,150}$"
-#: How a queue's topic may be called: it becomes part of ids, which have their length.
-QUEUE_PATTERN = r"^[a-zA-Z0-9._-]{1,100}$"
 
 #: How long the cascade of a far slot may take until its first window is planned, in ms.
 CASCADE_MS = 1_000
@@ -46,99 +47,6 @@ STORES = {"kafka": "kafka", "redis": "redis", "rediss": "redis", "aerospike": "a
 #: The largest message that Aerospike takes: a record there has less than 1 MiB, with our headers
 #: and what the server itself adds.
 AEROSPIKE_BYTES = 900_000
-
-
-class RetryPolicy(BaseModel):
-    """How messages for one destination are retried; None is what holds for all."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    attempts: Annotated[int, Field(ge=1)] | None = None
-    backoff_ms: Annotated[int, Field(ge=100)] | None = None
-
-
-class DelayedTopic(BaseModel):
-    """A delayed topic (KIP-1277), in the KIP's own words."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-    enable: bool = Field(True, alias="delayed.delivery.enable")
-    max_ms: Annotated[int, Field(ge=1)] = Field(900_000, alias="delayed.delivery.max.ms")
-
-
-class QueueSettings(BaseModel):
-    """A topic that is a work queue: its markers, and what becomes of what is not acknowledged."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    #: Of its topics where duetime creates them; those that exist must have as many.
-    partitions: Annotated[int, Field(ge=1)] = 8
-    #: The consumer group of its workers, for those who look.
-    group: str = "workers"
-    #: The topic of its markers; None is `<topic>__markers`.
-    markers: str | None = None
-    #: How often a message is delivered again, before it goes to `<topic>__undelivered`.
-    redeliveries: Annotated[int, Field(ge=0)] = 3
-    #: How long after its time-out it is delivered again for the first time, doubled for each
-    #: further one.
-    backoff_ms: Annotated[int, Field(ge=0)] = 0
-    backoff_max_ms: Annotated[int, Field(ge=0)] = 3_600_000
-    #: The longest time-out that a worker may ask for: 12 hours.
-    timeout_max_ms: Annotated[int, Field(ge=1_000)] = 43_200_000
-
-    def markers_topic(self, topic: str) -> str:
-        """Where the markers of this queue are."""
-        return self.markers or f"{topic}__markers"
-
-    def dead_topic(self, topic: str) -> str:
-        """Where its dead letters are: kmq's name for it."""
-        return f"{topic}__undelivered"
-
-
-class Connection(BaseModel):
-    """How a cluster is reached, by every client."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    bootstrap: str = Field(
-        "127.0.0.1:9092", description="Kafka's bootstrap servers, host:port[,...]"
-    )
-    security_protocol: str = Field(
-        "PLAINTEXT", description="PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL, for every client"
-    )
-    sasl_mechanism: str | None = Field(
-        None, description="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, with a SASL protocol"
-    )
-    sasl_username: str | None = Field(None, description="User name for SASL")
-    sasl_password: SecretStr | None = Field(None, description="Password for SASL; never logged")
-    ssl_ca: Path | None = Field(None, description="PEM file of the authorities to trust")
-    ssl_certificate: Path | None = Field(None, description="PEM file of the client's certificate")
-    ssl_key: Path | None = Field(None, description="PEM file (PKCS#8) of the client's private key")
-    java_properties: dict[str, str] = Field(
-        default_factory=dict,
-        description="Further properties of Spark's (Java) Kafka clients, such as an OAuth handler",
-    )
-    librdkafka_properties: dict[str, str] = Field(
-        default_factory=dict, description="Further properties of the Python (librdkafka) clients"
-    )
-
-
-class Cluster(Connection):
-    """Another cluster: nobody guesses where it is."""
-
-    bootstrap: str = Field(description="Its bootstrap servers, host:port[,...]")
-
-
-class ApiToken(BaseModel):
-    """What one who has this token may do by HTTP."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    token: Annotated[SecretStr, Field(min_length=16)]
-    #: Patterns such as `orders-*` of the destinations that it may see and send to.
-    topics: tuple[str, ...] = ("*",)
-    #: How many messages a second it may send; None is any number.
-    rate: Annotated[float, Field(gt=0)] | None = None
 
 
 class Settings(Connection, BaseSettings):
@@ -154,7 +62,8 @@ class Settings(Connection, BaseSettings):
     namespace: str = Field(
         "duetime",
         pattern=NAME_PATTERN,
-        description="Prefix of duetime's own topics and groups; two on one cluster need two names",
+        description="Prefix of duetime's own topics and groups; two on one cluster need two names, "
+        "and other names for the three intake topics below",
     )
     airtel_topic: str = Field(
         "event_delayer_publisher", description="Intake topic of the Airtel JSON envelope"
@@ -234,7 +143,9 @@ class Settings(Connection, BaseSettings):
         "after a stop or a crash: each batch is committed",
     )
     job_messages: Annotated[int, Field(ge=1_000)] = Field(
-        250_000, description="The most messages that one cascade or rescue job takes at a time"
+        250_000,
+        description="The most messages that one rescue job takes at a time; a slot is always one "
+        "job",
     )
 
     retry_attempts: Annotated[int, Field(ge=1)] = Field(

@@ -6,8 +6,8 @@ settings differently. Nothing here opens a connection.
 
 from pathlib import Path
 
-from duetime.config import Connection
 from duetime.errors import ConfigError
+from duetime.tables import Connection
 
 
 def java_properties(settings: Connection) -> dict[str, str]:

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from duetime.clock import format_duration
-from duetime.config import DelayedTopic, Settings
+from duetime.config import Settings
 from duetime.errors import InvalidMessage, Reason
 from duetime.message import (
     DELIVER_AFTER_MS,
@@ -29,6 +29,7 @@ from duetime.outgoing import (
     encoded,
     encoded_headers,
 )
+from duetime.tables import DelayedTopic
 from duetime.topics import DELAYED, enabled
 
 #: The headers that are made from arguments, or by who reads.

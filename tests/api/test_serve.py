@@ -8,8 +8,9 @@ import pytest
 from tests.api.conftest import NOWHERE
 
 from duetime.api.serve import check
-from duetime.config import ApiToken, Settings
+from duetime.config import Settings
 from duetime.errors import ConfigError, SetupError
+from duetime.tables import ApiToken
 
 TOKEN = ApiToken.model_validate({"token": "0123456789abcdef"})
 

@@ -7,11 +7,11 @@ import pytest
 from confluent_kafka import Producer
 from tests.conftest import small_settings
 
-from duetime.config import QueueSettings
 from duetime.connection import librdkafka_properties
 from duetime.kmq.markers import REDELIVERY_COUNT
 from duetime.message import LAST_WORDS
 from duetime.stores.offsets import Offsets
+from duetime.tables import QueueSettings
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("configured")]
 

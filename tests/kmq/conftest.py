@@ -7,9 +7,10 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from duetime.config import QueueSettings, Settings
+from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.kmq import Queue
+from duetime.tables import QueueSettings
 
 #: How long an event may take on a busy machine, in seconds.
 PATIENCE_S = 60.0

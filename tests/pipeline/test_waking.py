@@ -5,9 +5,9 @@ from tests.conftest import created_topics
 from tests.system.conftest import Inbox
 
 from duetime.clock import SystemClock
-from duetime.config import QueueSettings
 from duetime.pipeline import waking
 from duetime.pipeline.waking import Waking
+from duetime.tables import QueueSettings
 from duetime.topics import TopicNames
 
 pytestmark = pytest.mark.system

@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka.admin import NewTopic
 from tests.system.conftest import KMQ, PATIENCE_S
 
-from duetime.config import QueueSettings
 from duetime.kmq import Queue
 from duetime.local import jars
 from duetime.local.java import find_java
 from duetime.local.process import GuardedProcess
+from duetime.tables import QueueSettings
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -12,11 +12,11 @@ from duetime.admin import create_topics
 from duetime.bench.crash import pipeline_process
 from duetime.client import Producer
 from duetime.clock import SystemClock
-from duetime.config import Cluster
 from duetime.connection import librdkafka_properties
 from duetime.dead import DeadLetters, Selection
 from duetime.local.broker import LocalBroker
 from duetime.pipeline.queries import RESTART_S
+from duetime.tables import Cluster
 from duetime.topics import TopicNames
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]

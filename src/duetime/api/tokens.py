@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from hashlib import sha256
 
 from duetime.api.problems import TooMany, TopicNotAllowed, Unauthorised
-from duetime.config import ApiToken
+from duetime.tables import ApiToken
 
 #: How long a token may save up what it did not send, in seconds.
 BURST_S = 1.0

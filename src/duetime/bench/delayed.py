@@ -27,13 +27,14 @@ from duetime.bench.say import say
 from duetime.bench.testbed import create_destinations
 from duetime.bench.throughput import session
 from duetime.clock import SystemClock
-from duetime.config import DelayedTopic, Settings
+from duetime.config import Settings
 from duetime.connection import librdkafka_properties, spark_properties
 from duetime.delayed import DelayedConsumer
 from duetime.delayed.log import LogReader, Place
 from duetime.delayed.source import register
 from duetime.message import DUE_AT_MS, DUE_ID
 from duetime.stores.records import headers_of
+from duetime.tables import DelayedTopic
 
 #: Partitions of each topic.
 PARTITIONS = 4

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from duetime.bench.records import Shape
-from duetime.config import Connection, Settings
+from duetime.config import Settings
 from duetime.errors import KafkaError
+from duetime.tables import Connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

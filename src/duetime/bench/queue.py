@@ -23,7 +23,7 @@ from duetime.bench.say import say
 from duetime.bench.sender import bursts
 from duetime.bench.testbed import destination
 from duetime.bench.worker import Task, Worked, is_dropped
-from duetime.config import QueueSettings, Settings
+from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import KafkaError
 from duetime.kmq.markers import REDELIVERY_COUNT, MarkerKey, decoded_timeout
@@ -31,6 +31,7 @@ from duetime.message import DUE_ID
 from duetime.stores import OffsetRange
 from duetime.stores.offsets import Offsets
 from duetime.stores.records import RangeReader, headers_of
+from duetime.tables import QueueSettings
 
 #: How long messages come and are dropped before anything is measured, in seconds: the tracker's
 #: first batches take seconds each.

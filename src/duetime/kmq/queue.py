@@ -12,13 +12,14 @@ from typing import Any, Self
 import confluent_kafka
 
 from duetime.client import with_bootstrap
-from duetime.config import QueueSettings, Settings
+from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import ConfigError, KafkaError
 from duetime.kmq.breaker import Breaker, BreakerPolicy
 from duetime.kmq.marking import Marking
 from duetime.kmq.message import Message, checked_timeout_ms
 from duetime.kmq.reader import Reader
+from duetime.tables import QueueSettings
 
 #: How long Kafka may take to list its topics, in seconds.
 TIMEOUT_S = 10.0

@@ -21,7 +21,7 @@ from duetime.columns import (
     state_text,
     waiting_headers,
 )
-from duetime.config import QueueSettings, Settings
+from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.kmq.markers import END_VALUE, REDELIVERY_COUNT, GivenBack
 from duetime.message import (
@@ -35,6 +35,7 @@ from duetime.message import (
 from duetime.pipeline.routing import Routes
 from duetime.pipeline.rows import Failure, SinkRow, Waiting, choose, last_words
 from duetime.pipeline.unacknowledged import TIMED_OUT
+from duetime.tables import QueueSettings
 
 #: Where a message is.
 PLACE = ["topic", "partition", "offset"]
