@@ -22,10 +22,11 @@ from duetime.errors import Reason
 from duetime.message import LATEST_MS
 from duetime.pipeline.claims import read_claims
 from duetime.pipeline.kafka import write_batch
+from duetime.pipeline.planned import PlannedOnce
 from duetime.pipeline.routing import Routes
 from duetime.pipeline.rows import SinkRow, Waiting, choose, waiting_record
 from duetime.pipeline.written import Scope, Written
-from duetime.stores import Claim
+from duetime.stores import Claim, OffsetRange
 
 #: The order in which messages came: to the intake, and of those in one ms, to the slot.
 ARRIVAL = ("taken_ms", "offset")
@@ -34,8 +35,8 @@ ARRIVAL = ("taken_ms", "offset")
 class Turn:
     """Sends or routes on what some claims hold, of whatever store.
 
-    The columns are built once: a turn is planned every second, and planning is most of what it
-    costs.
+    The columns are built once, and what reads Kafka is planned once: there is a turn every second,
+    and planning is most of what it costs.
     """
 
     def __init__(self, spark: SparkSession, settings: Settings, written: Written) -> None:
@@ -52,6 +53,7 @@ class Turn:
         self._paced = _paced()
         self._why = _obstacle(self._routes)
         self._to = _next_place(self._routes)
+        self._rows_of_kafka = PlannedOnce(spark, self.rows)
 
     def __call__(self, claims: Sequence[Claim]) -> None:
         """Empty these; returns when everything is acknowledged.
@@ -60,7 +62,10 @@ class Turn:
         """
         records = read_claims(self._spark, self._settings, claims)
         begun = [each.begun_ms for each in claims if each.begun_ms is not None]
-        rows = self.rows(records, min(begun, default=None))
+        if begun or not all(isinstance(each, OffsetRange) for each in claims):
+            rows = self.rows(records, min(begun, default=None))
+        else:
+            rows = self._rows_of_kafka(records)
         write_batch(rows, self._settings, "turn")
 
     def rows(self, records: DataFrame, begun_ms: int | None = None) -> DataFrame:
