@@ -60,7 +60,16 @@ def test_a_topic_that_comes_to_be_gets_its_message(live, sender, dead):
 
     (arrived,) = live.inbox_when_there(topic).take(1)
     assert arrived.id == sent
-    assert not dead.arrived
+    of(dead, sender.produce(live.topic(), "later", partition=7, in_=timedelta(0)))
+    assert sent not in {each.id for each in dead.arrived}
+
+
+def test_a_topic_is_created_when_its_first_message_is_taken_in_and_not_when_it_is_due(live, sender):
+    topic, before_ms = missing_topic(), now_ms()
+    sender.produce(topic, "first", in_=timedelta(seconds=20))
+
+    live.inbox_when_there(topic)
+    assert now_ms() < before_ms + 20_000
 
 
 def test_a_name_that_no_topic_can_have_beside_another_is_a_dead_letter(live, sender, dead):

@@ -14,7 +14,7 @@ Only where driver and executors share a JVM. Elsewhere nothing is known, and eve
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from confluent_kafka import KafkaException, Producer, TopicCollection
@@ -26,7 +26,7 @@ from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.envelopes import Refusal
 from duetime.errors import Reason
-from duetime.pipeline.jvm import jvm
+from duetime.pipeline.jvm import java_class, jvm
 from duetime.pipeline.leases import held, hold
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,9 @@ AT_ONCE = 500
 #: How long one request may take, in seconds.
 TIMEOUT_S = 10.0
 
+#: How long an answer is waited for at the end, in seconds.
+CLOSE_S = 1.0
+
 #: What a record weighs in a batch of its own besides key, value and headers, in bytes. Source:
 #: Kafka's DefaultRecordBatch (61 bytes) and DefaultRecord (at most 22 here).
 BATCH_BYTES = 128
@@ -64,13 +67,26 @@ def known_of(settings: Settings, topic: Column, cluster: Column) -> Column:
 
     A call by reflection: select it once, and give the selected column to `obstacles`.
     """
-    prefix: Column = F.lit(_prefix(settings))
-    for each in settings.clusters:
-        prefix = F.when(cluster == each, F.lit(_prefix(settings.at(each)))).otherwise(prefix)
+    prefix = _named(settings, cluster, _prefix)
     unless_known = _system_property(prefix, F.lit(None).cast("string"))
     return F.when(
         topic.isNotNull(), _system_property(F.concat(prefix, F.lit("."), topic), unless_known)
     )
+
+
+def looked_for(settings: Settings, known: Column, topic: Column, cluster: Column) -> Column:
+    """A filter for rows, always true: has a topic looked for that is not known.
+
+    Brokers that create topics do so then, and not when the message is due, which would be late. Of
+    several topics in one second one is looked for, and the others when they are due (`failures`).
+    """
+    asked = _named(settings, cluster, _asked)
+    before = F.call_function(
+        "java_method", F.lit("java.lang.System"), F.lit("setProperty"), asked, topic
+    )
+    is_ours = cluster.isNull() | cluster.isin(*settings.clusters)
+    # No topic is called so, but the optimiser does not know.
+    return F.when((known == UNKNOWN) & is_ours, before != "..").otherwise(True)
 
 
 def obstacles(
@@ -124,6 +140,7 @@ class Destinations:
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._settings = settings
         self._jvm = jvm(spark)
+        self._system = java_class(self._jvm, "java.lang.System")
         hold(self._jvm, _reached(settings), 0)
         # A cluster that is back is found soon.
         properties = {"reconnect.backoff.max.ms": 1_000} | librdkafka_properties(settings)
@@ -146,9 +163,9 @@ class Destinations:
         self._thread.start()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Ask no more. What a cluster that is away was asked last is not waited for."""
         self._closing.set()
-        self._thread.join()
+        self._thread.join(CLOSE_S)
 
     def refresh(self) -> None:
         """Ask the cluster and publish what it says. Without an answer, the known stays known."""
@@ -169,11 +186,18 @@ class Destinations:
                 hold(self._jvm, _reached(self._settings), begun_s + REACHED_S)
 
     def look_for(self, topics: Iterable[str]) -> None:
-        """Look again for topics that are not known, and have brokers create them if they do so."""
+        """Look again for topics that are not known, and have brokers create them if they do so.
+
+        Returns at once where the cluster did not answer the last time: others wait for this.
+        """
+        if self._is_silent:
+            return
         missing = sorted(set(topics) - self._published.keys())
         for topic in missing:
-            with suppress(KafkaException):
+            try:
                 self._creator.list_topics(topic, timeout=TIMEOUT_S)
+            except KafkaException:
+                break
         if missing:
             self.refresh()
 
@@ -181,8 +205,16 @@ class Destinations:
         while not self._closing.wait(EVERY_S):
             try:
                 self.refresh()
+                self._look_for_asked()
             except Exception:
+                if self._closing.is_set():
+                    return
                 log.exception("could not refresh the destinations; trying again")
+
+    def _look_for_asked(self) -> None:
+        asked = self._system.clearProperty(_asked(self._settings))
+        if asked is not None:
+            self.look_for([asked])
 
     def _known(self) -> dict[str, str]:
         """What is to be said of each topic."""
@@ -211,12 +243,12 @@ class Destinations:
         }
         if changed:
             # One call for all of them.
-            table = self._jvm.java.util.Properties()
+            table = java_class(self._jvm, "java.util.Properties")()
             text = "\n".join(f"{name}={said}" for name, said in changed.items())
-            table.load(self._jvm.java.io.StringReader(text))
-            self._jvm.java.lang.System.getProperties().putAll(table)
+            table.load(java_class(self._jvm, "java.io.StringReader")(text))
+            self._system.getProperties().putAll(table)
         # Last: from now on a topic without a property is unknown.
-        self._jvm.java.lang.System.setProperty(prefix, UNKNOWN)
+        self._system.setProperty(prefix, UNKNOWN)
         self._published = known
 
 
@@ -266,6 +298,18 @@ def _put(names: set[str], name: str, *, is_in: bool) -> None:
 
 def _prefix(settings: Settings) -> str:
     return f"{settings.namespace}.to"
+
+
+def _asked(settings: Settings) -> str:
+    return f"{settings.namespace}.asked"
+
+
+def _named(settings: Settings, cluster: Column, name: Callable[[Settings], str]) -> Column:
+    """The name of a property of the row's cluster."""
+    found: Column = F.lit(name(settings))
+    for each in settings.clusters:
+        found = F.when(cluster == each, F.lit(name(settings.at(each)))).otherwise(found)
+    return found
 
 
 def _reached(settings: Settings) -> str:

@@ -92,7 +92,9 @@ class Intake:
         self._refused = refused.alias("refused")
         self._identity = _identity(message)
         self._routes = Routes(settings)
-        self._known = self._routes.known(_sent(message), message.cluster)
+        topic = F.when(F.col("refused").isNull(), message.topic)
+        self._known = self._routes.known(topic, message.cluster)
+        self._looked_for = self._routes.looked_for(topic, message.cluster)
         self._why = _obstacle(message, settings)
         self._to = _place(message, settings)
 
@@ -115,7 +117,8 @@ class Intake:
 
     def routed(self, judged: DataFrame) -> DataFrame:
         """Rows for the sink: topic, partition, key, value, headers."""
-        return self._routes.rows(judged.select("*", self._known), self._why, self._to)
+        known = judged.select("*", self._known).where(self._looked_for)
+        return self._routes.rows(known, self._why, self._to)
 
 
 def _identity(message: Waiting) -> tuple[Column, Column]:

@@ -28,7 +28,7 @@ from duetime.message import (
     DUE_ERROR_SOURCE,
     WAITING_HEADERS,
 )
-from duetime.pipeline.destinations import known_of, obstacles
+from duetime.pipeline.destinations import known_of, looked_for, obstacles
 from duetime.pipeline.election import lease_is_held
 from duetime.pipeline.rows import SinkRow, Waiting, choose
 from duetime.topics import OVERHEAD_BYTES, TopicNames
@@ -94,6 +94,10 @@ class Routes:
     def known(self, topic: Column, cluster: Column) -> Column:
         """The column that `obstacle` reads: to be selected once, before it. Null of no topic."""
         return known_of(self._settings, topic, cluster).alias(KNOWN)
+
+    def looked_for(self, topic: Column, cluster: Column) -> Column:
+        """A filter, always true: a topic that is not `known` is looked for from now on."""
+        return looked_for(self._settings, F.col(KNOWN), topic, cluster)
 
     def obstacle(self, message: Waiting, now: Column) -> Column:
         """Why it cannot be sent now, struct<reason,detail>; null where it can."""
