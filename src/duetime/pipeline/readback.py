@@ -14,6 +14,7 @@ from duetime.config import Settings
 from duetime.message import DUE_ERROR_SOURCE, DUE_ID, DUE_TOPIC
 from duetime.metrics import READ_BACK_RECORDS, READ_BACK_SECONDS
 from duetime.pipeline.kafka import read_ranges
+from duetime.pipeline.progress import progress
 from duetime.stores import OffsetRange
 from duetime.stores.offsets import Offsets, Unreadable
 from duetime.stores.places import Place
@@ -21,7 +22,7 @@ from duetime.topics import TopicNames
 
 log = logging.getLogger(__name__)
 
-#: The order of a message's records, from the first to where it is now.
+#: Where a record is.
 PLACE = ("timestamp", "topic", "partition", "offset")
 
 #: Partitions of what is looked up: ids are few bytes each, and each partition is a task.
@@ -37,7 +38,7 @@ class Seen:
 
 
 class Look(Protocol):
-    """A look at the topics. It gives the columns id, is_delivered and PLACE, or None of nothing."""
+    """A look at the topics: the columns id, is_delivered, progress and PLACE; None of nothing."""
 
     def own(self, since_ms: int) -> DataFrame | None:
         """Of what was appended to duetime's own topics, where messages wait or end."""
@@ -54,6 +55,7 @@ class ReadBack:
     def __init__(self, spark: SparkSession, settings: Settings, cluster: str | None) -> None:
         self._spark = spark
         self._names = TopicNames(settings)
+        self._progress = progress(settings).alias("progress")
         self._own_topics = _own_topics(settings)
         self._here = Reach(settings)
         self._there = Reach(settings.at(cluster)) if cluster else self._here
@@ -65,7 +67,8 @@ class ReadBack:
         With `seen`, only what is new is read, and added there.
         """
         seen = seen or Seen()
-        ranges = self._appended(self._here, self._own_topics, since_ms, seen.ends)
+        places = self._places(self._here, self._own_topics)
+        ranges = self._appended(self._here, places, since_ms, seen.ends)
         return self._looked(self._here, ranges, (), seen)
 
     def destinations(
@@ -73,8 +76,9 @@ class ReadBack:
     ) -> DataFrame | None:
         """Of what was appended to these destinations. Warns of those that cannot be read."""
         seen = seen or Seen()
-        ranges = self._appended(self._there, topics, since_ms, seen.ends)
-        self._tell_removed([each for each in ranges if _place(each) not in seen.ends])
+        places = self._places(self._there, topics)
+        ranges = self._appended(self._there, places, since_ms, seen.ends)
+        self._tell_removed([each for each in places if each not in seen.ends], ranges)
         return self._looked(self._there, ranges, topics, seen)
 
     def taken_in(self, topic: str, since_ms: int) -> DataFrame | None:
@@ -128,13 +132,17 @@ class ReadBack:
         name = F.when(rejected, header_text(by_name, DUE_ERROR_SOURCE)).when(
             message, header_text(by_name, DUE_ID)
         )
-        return [name.alias("id"), delivered.alias("is_delivered"), *map(F.col, PLACE)]
+        place = self._progress, *map(F.col, PLACE)
+        return [name.alias("id"), delivered.alias("is_delivered"), *place]
+
+    def _places(self, at: "Reach", topics: Sequence[str]) -> list[Place]:
+        """The partitions of those topics that we may read."""
+        return [place for topic in topics for place in self._readable(at, topic)]
 
     def _appended(
-        self, at: "Reach", topics: Sequence[str], since_ms: int, seen: Mapping[Place, int]
+        self, at: "Reach", places: Sequence[Place], since_ms: int, seen: Mapping[Place, int]
     ) -> list[OffsetRange]:
-        """The ranges of these topics that were appended since, and are new; of those readable."""
-        places = [place for topic in topics for place in self._readable(at, topic)]
+        """The ranges of these partitions that were appended since, and are new."""
         ends = at.offsets.ends(places)
         firsts: dict[Place, int | None] = dict(seen)
         firsts |= at.offsets.first_since({each: since_ms for each in places if each not in seen})
@@ -147,12 +155,16 @@ class ReadBack:
             self._tell(topic, str(error))
             return []
 
-    def _tell_removed(self, ranges: Sequence[OffsetRange]) -> None:
-        """Of destinations: whose first record is the first there is may have had others before."""
-        starts = self._there.offsets.starts([_place(each) for each in ranges])
-        for each in ranges:
-            if 0 < starts[_place(each)] == each.start:
-                self._tell(each.topic, "its retention is shorter than the interruption was")
+    def _tell_removed(self, places: Sequence[Place], ranges: Sequence[OffsetRange]) -> None:
+        """Of destinations: whose first record is the first there is may have had others before.
+
+        And so may those that have none at all any more.
+        """
+        starts = self._there.offsets.starts(places)
+        firsts = self._there.offsets.ends(places) | {_place(each): each.start for each in ranges}
+        for place in places:
+            if 0 < starts[place] == firsts[place]:
+                self._tell(place[0], "its retention is shorter than the interruption was")
 
     def _tell(self, topic: str, why: str) -> None:
         if topic not in self._told:

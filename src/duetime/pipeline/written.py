@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from duetime.columns import source
 from duetime.config import Settings
+from duetime.pipeline.progress import progress
 from duetime.pipeline.readback import PLACE, Following, Look, ReadBack
 from duetime.pipeline.rows import waiting_record
 
@@ -49,7 +50,8 @@ class Sieve:
     are those on that one.
     """
 
-    def __init__(self, look: Look, cluster: str | None) -> None:
+    def __init__(self, settings: Settings, look: Look, cluster: str | None) -> None:
+        self._settings = settings
         self._look = look
         self._cluster = cluster
 
@@ -59,7 +61,8 @@ class Sieve:
         `records` are of the wheel, of lanes or of the failed topic, with their `id` and whether
         they are an `is_cancel`: cancels stay.
         """
-        return self._left(records, scope, _is_behind())
+        placed = records.select("*", progress(self._settings).alias("progress"))
+        return self._left(placed, scope, _is_behind()).drop("progress")
 
     def without_taken_in(self, records: DataFrame, scope: Scope) -> DataFrame:
         """The same of records of intake topics, which may be anywhere by now."""
@@ -76,7 +79,7 @@ class Sieve:
         return records.alias("record").join(written.alias("written"), gone_on, "left_anti")
 
     def _ids(self, since_ms: int, destinations: Sequence[str]) -> DataFrame | None:
-        """id, is_delivered and place of every message appended since; None of nothing."""
+        """id, is_delivered, progress and place of all that was appended since; None of nothing."""
         # What messages leave is read before what they reach: none slips through between the two.
         own = self._look.own(since_ms)
         theirs = self._look.destinations(destinations, since_ms)
@@ -90,14 +93,14 @@ class Written(Sieve):
         self, spark: SparkSession, settings: Settings, *, cluster: str | None = None
     ) -> None:
         self._read_back = ReadBack(spark, settings, cluster)
-        super().__init__(self._read_back, cluster)
+        super().__init__(settings, self._read_back, cluster)
 
     def following(self) -> Sieve:
         """The same for records that come in batches, oldest first: each time it reads what is new.
 
         What one batch wrote is found by the next.
         """
-        return Sieve(Following(self._read_back), self._cluster)
+        return Sieve(self._settings, Following(self._read_back), self._cluster)
 
     def taken_in(self, topic: str, since_ms: int) -> DataFrame | None:
         """What was sent to an intake topic since, as Kafka's columns; None if that is nothing."""
@@ -144,5 +147,7 @@ def identified(records: DataFrame) -> DataFrame:
 
 def _is_behind() -> Column:
     """Whether the record is not the latest of its message: the latest is where the message is."""
-    written, record = (F.struct(*(f"{side}.{name}" for name in PLACE)) for side in SIDES)
+    # By their timestamps only where two records of one message are equally far.
+    order = ("progress", *PLACE)
+    written, record = (F.struct(*(f"{side}.{name}" for name in order)) for side in SIDES)
     return written > record

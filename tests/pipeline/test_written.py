@@ -1,0 +1,100 @@
+"""Which record of a message is the latest, and what that says of the others."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pyspark.sql import functions as F
+
+from duetime.config import Settings
+from duetime.message import WAITING_HEADERS
+from duetime.pipeline.progress import progress
+from duetime.pipeline.written import Scope, Sieve, identified
+from duetime.topics import TopicNames
+
+pytestmark = pytest.mark.system
+
+SETTINGS = Settings(clusters={"eu": {"bootstrap": "eu:9092"}})
+NAMES = TopicNames(SETTINGS)
+
+RECORD = (
+    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
+    "headers array<struct<key:string,value:binary>>"
+)
+
+SCOPE = Scope(since_ms=0, destinations=[], abroad={})
+
+
+class Found:
+    """A look that has found these records."""
+
+    def __init__(self, records):
+        self._ids = identified(records).select(
+            "id",
+            F.lit(False).alias("is_delivered"),
+            progress(SETTINGS).alias("progress"),
+            *("timestamp", "topic", "partition", "offset"),
+        )
+
+    def own(self, _since_ms):
+        return self._ids
+
+    def destinations(self, _topics, _since_ms):
+        return None
+
+
+def record(place, later_ms=0, attempts=None):
+    """One of the message's records, appended so much later by the clock of its broker."""
+    topic, partition = place
+    state = f"1:::{attempts}" if attempts else "1"
+    values = {"due-topic": "orders", "due-at-ms": "17", "due-id": "000000000011-m"}
+    values["due-state"] = state
+    headers = [(name, values[name].encode()) for name in WAITING_HEADERS if name in values]
+    headers.insert(1, ("due-partition", None))
+    stamped = datetime.now(UTC) + timedelta(milliseconds=later_ms)
+    return topic, partition, 5, stamped, None, b"x", headers
+
+
+@pytest.fixture
+def is_left(spark):
+    """Whether a record is left, when another one of its message is found."""
+
+    def asked(one, other):
+        rows = (
+            spark.createDataFrame(spark.sparkContext.parallelize([each], 1), RECORD)
+            for each in (one, other)
+        )
+        mine, found = rows
+        sieve = Sieve(SETTINGS, Found(found), None)
+        return sieve.without(identified(mine), SCOPE).count() == 1
+
+    return asked
+
+
+LANES, FAILED, OUTBOX = NAMES.lanes, NAMES.failed, NAMES.outbox("eu")
+
+#: Two records of one message, the later one last.
+STEPS = [
+    (record((NAMES.wheel(2), 7)), record((NAMES.wheel(0), 9))),
+    (record((LANES, 9)), record((LANES, 3))),
+    (record((LANES, 0)), record((OUTBOX, 0))),
+    (record((NAMES.wheel(0), 7)), record((FAILED, 0))),
+    (record((FAILED, 0)), record((NAMES.wheel(1), 7), attempts=1)),
+    (record((OUTBOX, 0), attempts=1), record((FAILED, 0), attempts=1)),
+    (record((FAILED, 0), attempts=9), record((NAMES.dead, 0))),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), STEPS, ids=lambda each: each[0])
+@pytest.mark.parametrize("ahead_ms", [-100, 0, 100])
+def test_a_message_is_where_its_furthest_record_is_whatever_the_brokers_clocks_say(
+    is_left, before, after, ahead_ms
+):
+    stamped = (*before[:3], after[3] + timedelta(milliseconds=ahead_ms), *before[4:])
+    assert not is_left(stamped, after)
+    assert is_left(after, stamped)
+
+
+def test_of_records_that_are_equally_far_the_later_one_is_the_latest(is_left):
+    first, second = record((FAILED, 0)), record((FAILED, 0), later_ms=100)
+    assert not is_left(first, second)
+    assert is_left(second, first)
