@@ -20,7 +20,7 @@ from duetime.pipeline.housekeeping import free_read
 from duetime.pipeline.jvm import ProducerMetrics
 from duetime.pipeline.kafka import client_id
 from duetime.pipeline.notices import Noticing, notices
-from duetime.pipeline.outbox import OUTBOX
+from duetime.pipeline.outbox import OUTBOX, query_name
 from duetime.pipeline.probe import Prober
 from duetime.pipeline.queries import Queries
 from duetime.pipeline.release import Release
@@ -90,9 +90,10 @@ class Leader:
             for release in self._releases:
                 self._to_stop.callback(release.stop)
             self._start(self._beside())
+            from_ms = self._means.clock.now_ms()
             self._rescue(first_s)
             for release in self._releases:
-                release.start()
+                release.start(from_ms)
             self._queries.start()
             self._start(self._probes())
             unless_started.pop_all()
@@ -137,7 +138,12 @@ class Leader:
             waking = Waking(means.settings, means.clock)
             self._start([waking])
         begin = Begin(means.spark, means.settings, means.written, means.destinations)
-        return Queries(begin.all(notice, waking), means.destinations[None].refresh, self._given_up)
+        return Queries(
+            begin.all(notice, waking),
+            means.destinations[None].refresh,
+            self._given_up,
+            elsewhere=[query_name(cluster) for cluster in means.settings.clusters],
+        )
 
     def _beside(self) -> Iterator[Beside]:
         settings, means = self._settings, self._means

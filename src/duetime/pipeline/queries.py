@@ -1,9 +1,10 @@
 """The streaming queries of a pipeline: started together, looked at, and started again."""
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from pyspark.errors import PySparkException
@@ -21,6 +22,9 @@ RESTART_S = DELIVERY_TIMEOUT_S + 1.0
 
 #: Doubled for each further failure, up to this, in seconds.
 MOST_RESTART_S = 30.0
+
+#: How long those that are just being started are waited for when all are stopped, in seconds.
+STOP_S = 5.0
 
 #: A query that ran so long has recovered from what ailed it, in seconds.
 WELL_S = 60.0
@@ -40,6 +44,13 @@ class Running:
     given_up: int = 0
     #: When it is started again, by the monotonic clock; None while it runs.
     restart_s: float | None = None
+    #: What starts it: that takes for as long as there is something to recover.
+    beginning: Future[None] | None = None
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether it is just being started."""
+        return self.beginning is not None and not self.beginning.done()
 
 
 class Queries:
@@ -50,27 +61,37 @@ class Queries:
         begin: Mapping[str, Callable[[], StreamingQuery]],
         refresh: Callable[[], None],
         given_up: Callable[[str], int],
+        elsewhere: Collection[str] = (),
     ) -> None:
         """`begin` has how each is started, by its name; `refresh` is called before that.
 
         `given_up` says how many records a query's producer could not deliver: Spark asks for that
-        with the next record, and an idle query would not fail for minutes.
+        with the next record, and an idle query would not fail for minutes. Those that deliver
+        `elsewhere` are named: nothing here waits for them.
         """
         self._running = [Running(name, each) for name, each in begin.items()]
         self._refresh = refresh
         self._given_up = given_up
+        self._elsewhere = elsewhere
+        self._stopping = threading.Event()
+        # At once, because each takes seconds in a JVM that has just been started.
+        self._pool = ThreadPoolExecutor(len(self._running), thread_name_prefix="begin")
 
     def start(self) -> None:
-        """Start them at once, because each takes seconds in a JVM that has just been started."""
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(self._begin, self._running))
+        """Start them; returns when they run, but for those elsewhere."""
+        for running in self._running:
+            self._begin_soon(running)
+        here = (each for each in self._running if each.name not in self._elsewhere)
+        wait([each.beginning for each in here if each.beginning])
 
     def look_around(self, visit: Callable[[str, StreamingQuery], None]) -> None:
         """Start what has failed again, after a pause that the others do not make; visit others."""
         for running in self._running:
+            if running.is_beginning:
+                continue
             if running.restart_s is not None:
                 if running.restart_s <= time.monotonic():
-                    self._begin(running)
+                    self._begin_soon(running)
             elif running.query and (failed := running.query.exception()):
                 _put_off(running, failed)
             elif running.query and self._given_up(running.name) > running.given_up:
@@ -81,12 +102,18 @@ class Queries:
 
     def stop(self) -> None:
         """Stop them, and wait until they are."""
+        self._stopping.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        wait([each.beginning for each in self._running if each.beginning], timeout=STOP_S)
         queries = [running.query for running in self._running if running.query]
         with ThreadPoolExecutor() as pool:
             list(pool.map(_stopped, queries))
 
-    def _begin(self, running: Running) -> None:
+    def _begin_soon(self, running: Running) -> None:
         running.restart_s, running.begun_s = None, time.monotonic()
+        running.beginning = self._pool.submit(self._begin, running)
+
+    def _begin(self, running: Running) -> None:
         try:
             # What failed may be a topic that is not what it was.
             self._refresh()
@@ -94,6 +121,10 @@ class Queries:
             running.query = running.begin()
         except Exception as error:  # noqa: BLE001 (whatever it was, it is tried again)
             _put_off(running, error)
+        else:
+            if self._stopping.is_set():
+                # Whoever stops them may not have waited for so long.
+                _stopped(running.query)
 
 
 def _put_off(running: Running, failed: Exception) -> None:

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Generic
 
 from duetime.clock import Clock
@@ -76,11 +77,15 @@ class Release(Generic[ClaimT]):
         #: Messages that were past due before a window took them up; on a healthy system 0.
         self.rescued = 0
 
-    def start(self) -> None:
-        """Start the planners: one a level, and rescue."""
+    def start(self, from_ms: int | None = None) -> None:
+        """Start the planners: one a level, and rescue.
+
+        `from_ms` is the instant, epoch ms, up to which everything was rescued; None is now.
+        """
+        from_ms = self._clock.now_ms() if from_ms is None else from_ms
         planners = [
             self._rescue,
-            *(lambda level=level: self._follow(level) for level in range(self._store.levels)),
+            *(partial(self._follow, level, from_ms) for level in range(self._store.levels)),
         ]
         for planner in planners:
             thread = threading.Thread(target=planner, daemon=True)
@@ -128,9 +133,9 @@ class Release(Generic[ClaimT]):
         for group in portions(claims, self._settings.job_messages):
             self._take_up(group)
 
-    def _follow(self, level: int) -> None:
+    def _follow(self, level: int, from_ms: int) -> None:
         pool = self._windows if level == 0 else self._background
-        for slot in self._slots(level):
+        for slot in self._slots(level, from_ms):
             try:
                 claims = self._store.due(slot)
             except Exception:
@@ -139,18 +144,18 @@ class Release(Generic[ClaimT]):
             if claims:
                 pool.submit(self._take_up, claims)
 
-    def _slots(self, level: int) -> Iterator[Slot]:
-        """Each slot of the level when it is to be taken up, until stopped.
+    def _slots(self, level: int, from_ms: int) -> Iterator[Slot]:
+        """Each slot of the level when it is to be taken up, from that instant until stopped.
 
         When the clock is set back it begins again from there: new messages are put into slots that
         were taken up already. When it is set forward, those in between are due at once.
         """
         while not self._stopping.is_set():
-            from_ms = self._clock.now_ms()
             for at_ms, slot in slots_of(self._wheel, level, from_ms, self._settings.lead_ms):
                 if not self._reached(at_ms):
                     break
                 yield slot
+            from_ms = self._clock.now_ms()
 
     def _reached(self, at_ms: int) -> bool:
         """Wait until it is time; false if stopped, or if the clock was set back."""

@@ -33,6 +33,9 @@ WATCH_S = 0.2
 #: How often the queries are looked at, in seconds.
 LOOK_S = 1.0
 
+#: How long before leading is tried again when it has failed, in seconds.
+AGAIN_S = 5.0
+
 #: How often it is told what was rejected or is dead, in seconds.
 TELL_S = 10.0
 
@@ -70,7 +73,7 @@ class Pipeline:
         #: None while we stand by.
         self._leader: Leader | None = None
         self._term = 0
-        self._look_s = self._tell_s = 0.0
+        self._look_s = self._tell_s = self._lead_s = 0.0
 
     @property
     def is_leading(self) -> bool:
@@ -206,7 +209,7 @@ class Pipeline:
         if self._leader and not self._is_our_term():
             self._stand_by(self._leader)
         elif not self._leader and self._election.is_leading.is_set():
-            self._lead()
+            self._lead_again()
         if self._leader and time.monotonic() >= self._look_s:
             self._look_s = time.monotonic() + LOOK_S
             self._leader.look_around()
@@ -216,6 +219,16 @@ class Pipeline:
             finally:
                 # Counted from its end: while Kafka does not answer, each takes 10 s.
                 self._tell_s = time.monotonic() + TELL_S
+
+    def _lead_again(self) -> None:
+        if time.monotonic() < self._lead_s:
+            return
+        try:
+            self._lead()
+        except Exception:
+            # It asks much of the brokers, and what is missing is not back at once.
+            self._lead_s = time.monotonic() + AGAIN_S
+            raise
 
     def _is_our_term(self) -> bool:
         """Whether we lead still, and not once more: what others did meanwhile is unknown then."""
