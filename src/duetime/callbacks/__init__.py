@@ -123,7 +123,7 @@ class Callbacks:
         if not is_listed(callback.url, self._settings):
             log.warning("callback refused host=%s: not in callback_hosts", _host(callback.url))
             return
-        host = self._hosts[_host(callback.url)]
+        host = self._hosts[_server(callback.url)]
         if host.waiting >= WAITING_FOR_ONE:
             self._given_up(callback, 0, "too many wait for this host")
             return
@@ -142,6 +142,7 @@ class Callbacks:
         # A host that has just answered nobody is asked once, until it answers again.
         attempts = 1 if host.is_silent else self._settings.callback_attempts
         for attempt in range(1, attempts + 1):
+            silent = False
             async with host.at_once:
                 try:
                     why = await self._post(callback.url, content, client)
@@ -149,13 +150,13 @@ class Callbacks:
                     log.warning("callback refused host=%s: %s", _host(callback.url), error)
                     return
                 except Exception as error:  # noqa: BLE001 (a stranger's server may do anything)
-                    why = type(error).__name__
+                    why, silent = type(error).__name__, True
             if why is None:
                 host.is_silent = False
                 return
             if attempt < attempts:
                 await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
-        host.is_silent = True
+        host.is_silent = silent
         self._given_up(callback, attempts, why)
 
     async def _post(self, url: str, content: bytes, client: httpx.AsyncClient) -> str | None:
@@ -194,7 +195,9 @@ class Callbacks:
         return [task for records in self._progress.values() for _, task in records if task]
 
     def _is_full(self) -> bool:
-        return self._bytes >= MOST_BYTES or len(self._tasks()) >= AT_ONCE
+        # Those that are done only wait for one before them, to be committed.
+        open_tasks = sum(not task.done() for task in self._tasks())
+        return self._bytes >= MOST_BYTES or open_tasks >= AT_ONCE
 
 
 class _Host:
@@ -203,8 +206,16 @@ class _Host:
     def __init__(self) -> None:
         self.at_once = asyncio.Semaphore(AT_ONCE_TO_ONE)
         self.waiting = 0
-        #: The last callback was given up.
+        #: It did not answer the last time.
         self.is_silent = False
+
+
+def _server(url: str) -> str:
+    """Who answers: the host, and its port where the URL has one."""
+    try:
+        return httpx.URL(url).netloc.decode()
+    except (httpx.InvalidURL, UnicodeError):
+        return "?"
 
 
 def _host(url: str) -> str:

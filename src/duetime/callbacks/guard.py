@@ -18,7 +18,16 @@ from duetime.config import Settings
 METADATA = tuple(
     map(
         ipaddress.ip_address,
-        ("100.100.100.200", "168.63.129.16", "fd00:ec2::254", "fd20:ce::254"),
+        (
+            "100.100.100.200",
+            "168.63.129.16",
+            "192.0.0.192",
+            "fd00:42::42",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:ec2::23",
+            "fd00:ec2::254",
+            "fd20:ce::254",
+        ),
     )
 )
 
