@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from duetime.config import QueueSettings, Settings
+from duetime.config import Settings
 from duetime.errors import ConfigError
+from duetime.tables import QueueSettings
 
 #: What duetime's own headers (and a rejected record's error headers) may add to a record, in bytes.
 OVERHEAD_BYTES = 64 * 1024
@@ -152,9 +153,9 @@ def required_topics(settings: Settings) -> list[Topic]:
         *(_waiting_topic(names.wheel(level), ring, settings) for level in levels),
         *_store_topics(names.store, settings),
         # One partition: what is on its way to another cluster stays in order.
-        *(_kept_topic(names.outbox(each), settings) for each in settings.clusters),
+        *(_kept_topic(names.outbox(each), settings, only_copy=True) for each in settings.clusters),
         _kept_topic(names.rejected, settings),
-        _kept_topic(names.failed, settings),
+        _kept_topic(names.failed, settings, only_copy=True),
         _kept_topic(names.dead, settings),
         _kept_topic(names.redriven, settings),
         _warmup_topic(names.warmup),
@@ -199,7 +200,7 @@ def _of_queue(name: str, own: QueueSettings, settings: Settings) -> Iterator[Top
         least_retention_ms=own.timeout_max_ms,
     )
     # A dead letter is called by its offset.
-    yield replace(_kept_topic(own.dead_topic(name), settings), exact=True)
+    yield _kept_topic(own.dead_topic(name), settings)
 
 
 def shared_names(topics: Iterable[Topic]) -> Iterator[str]:
@@ -249,15 +250,20 @@ def _store_topics(name: str, settings: Settings) -> list[Topic]:
     return [replace(waiting, exact=False), *notices]
 
 
-def _kept_topic(name: str, settings: Settings) -> Topic:
+def _kept_topic(name: str, settings: Settings, *, only_copy: bool = False) -> Topic:
+    """What has failed, is dead or rejected. One partition: it is read from its beginning, in order.
+
+    `only_copy`: messages are nowhere else, so it may not be cleaned up.
+    """
     # Room for the largest record any topic holds, and the error headers on top.
     room = settings.max_message_bytes + 2 * OVERHEAD_BYTES
     return Topic(
         name=name,
         partitions=1,
         # Stamped by the broker: the time of a failure is when it was written down.
+        exact=True,
         settings=KEEP | STAMPED | {"max.message.bytes": str(room)},
-        required={"cleanup.policy": "delete"},
+        required=KEEP if only_copy else {"cleanup.policy": "delete"},
         least_bytes=room,
     )
 

@@ -1,8 +1,11 @@
 """Kafka's answers about offsets, one request for many partitions at a time."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -15,13 +18,15 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka import KafkaError as BrokerError
-from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec
+from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec, TopicDescription
 
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
-from duetime.errors import KafkaError
+from duetime.errors import KafkaError, words
 from duetime.stores import OffsetRange
 from duetime.stores.places import Place
+
+log = logging.getLogger(__name__)
 
 #: How long one request may take, in seconds.
 TIMEOUT_S = 10.0
@@ -76,11 +81,8 @@ class Offsets:
 
     def readable_places(self, topic: str) -> list[Place]:
         """The topic's partitions; none where there is no such topic. Raises Unreadable."""
-        described = self._admin.describe_topics(
-            TopicCollection([topic]), include_authorized_operations=True, request_timeout=TIMEOUT_S
-        )
         try:
-            found = answer(described[topic].result)
+            found = answer(lambda: self._described(topic))
         except KafkaError as error:
             code = error.__cause__.args[0].code() if error.__cause__ else None
             if code in MISSING:
@@ -145,9 +147,11 @@ class Offsets:
     def delete_before(self, offsets: Mapping[Place, int]) -> None:
         """Free the storage of records before these. Not waited for: the next one covers it."""
         if offsets:
-            self._admin.delete_records(
+            deleted = self._admin.delete_records(
                 [TopicPartition(*place, offset) for place, offset in offsets.items()]
             )
+            for place, future in deleted.items():
+                future.add_done_callback(partial(_tell_kept, place.topic))
 
     def close(self) -> None:
         """Close the connection."""
@@ -158,6 +162,12 @@ class Offsets:
             return self.readable_places(topic)
         except Unreadable:
             return None
+
+    def _described(self, topic: str) -> TopicDescription:
+        described = self._admin.describe_topics(
+            TopicCollection([topic]), include_authorized_operations=True, request_timeout=TIMEOUT_S
+        )
+        return described[topic].result()
 
     def _commits(self, places: Iterable[Place]) -> dict[Place, TopicPartition]:
         asked = [TopicPartition(topic, partition) for topic, partition in places]
@@ -195,6 +205,12 @@ class Offsets:
             # A broker that is just starting: no error, and no offset either.
             raise KafkaException(BrokerError(BrokerError.LEADER_NOT_AVAILABLE))
         return found
+
+
+def _tell_kept(topic: str, deleted: Future[object]) -> None:
+    error = deleted.exception()
+    if error is not None:
+        log.warning("storage is not freed topic=%s error=%s", topic, words(error))
 
 
 def whole(settings: Settings, topic: str) -> OffsetRange:
