@@ -4,6 +4,8 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from duetime import columns
@@ -63,6 +65,17 @@ def taken():
 
 
 def test_spark_finds_the_places_that_python_finds(spark, taken):
+    assert_same_places(spark, taken)
+
+
+#: A job each, so few of many pairs; those above are on every edge.
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, LATEST_MS), st.integers(0, 2**44)), min_size=1))
+def test_spark_finds_the_places_of_any_instants(spark, drawn):
+    assert_same_places(spark, drawn)
+
+
+def assert_same_places(spark, taken):
     due, now = F.col("due_ms"), F.col("now_ms")
     places = []
     for wheel in WHEELS:
