@@ -83,7 +83,7 @@ class Release(Generic[ClaimT]):
         `from_ms` is the instant, epoch ms, up to which everything was rescued; None is now.
         """
         from_ms = self._clock.now_ms() if from_ms is None else from_ms
-        planners = [
+        planners: list[Callable[[], None]] = [
             self._rescue,
             *(partial(self._follow, level, from_ms) for level in range(self._store.levels)),
         ]

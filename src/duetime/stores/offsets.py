@@ -167,7 +167,8 @@ class Offsets:
         described = self._admin.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=TIMEOUT_S
         )
-        return described[topic].result()
+        found: TopicDescription = described[topic].result()
+        return found
 
     def _commits(self, places: Iterable[Place]) -> dict[Place, TopicPartition]:
         asked = [TopicPartition(topic, partition) for topic, partition in places]
