@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +40,11 @@ MOST_DOWN_S = 5.0
 #: How often is looked whether messages arrive, in seconds.
 LOOK_S = 0.05
 
-#: Lives so many lives, in seconds, and gives what the recoveries took.
-Lives = Callable[[Settings, Appends, list[float]], Iterator[float | None]]
+#: How long was waited for a message after a start, in seconds, and whether one arrived.
+Wait = tuple[float, bool]
+
+#: Lives so many lives, in seconds, and gives how long was waited in each.
+Lives = Callable[[Settings, Appends, list[float]], Iterator[Wait]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ class Crashes:
 
     kills: int
     report: Report
-    #: From each start that lived long enough until the next message arrived, in seconds.
+    #: From a start until the next message arrived, in seconds, if need be over several lives.
     recoveries_s: list[float]
 
     def figures(self) -> dict[str, int | float | None]:
@@ -76,9 +79,9 @@ def crash_broker(
 ) -> Crashes:
     """The same with the broker, under a pipeline that is left alone."""
 
-    def lives(settings: Settings, arrived: Appends, lives_s: list[float]) -> Iterator[float | None]:
+    def lives(settings: Settings, arrived: Appends, lives_s: list[float]) -> Iterator[Wait]:
         with pipeline_process(settings):
-            yield next_arrival_s(arrived, PATIENCE_S)
+            yield next_arrival(arrived, PATIENCE_S)
             for life_s in lives_s:
                 time.sleep(life_s)
                 broker.kill()
@@ -86,7 +89,7 @@ def crash_broker(
                 time.sleep(down_s)
                 broker.start()
                 say(f"broker killed, and down for {down_s:.1f} s")
-                yield next_arrival_s(arrived, PATIENCE_S)
+                yield next_arrival(arrived, PATIENCE_S)
 
     return _crashes(settings, kills, rate, life_ms, lives)
 
@@ -106,10 +109,21 @@ def _crashes(
     cold = settings.model_copy(update={"warm_up_seconds": 0})
     arrived = Appends(settings, [topic])
     with start_load(settings, plan) as load:
-        recoveries_s = [each for each in lives(cold, arrived, lives_s) if each is not None]
+        waits = list(lives(cold, arrived, lives_s))
         with pipeline_process(cold):
+            waits.append(next_arrival(arrived, PATIENCE_S))
             report = outcome(settings, topic, load, arrived)
-    return Crashes(kills=kills, report=report, recoveries_s=recoveries_s)
+    return Crashes(kills=kills, report=report, recoveries_s=list(recoveries(waits)))
+
+
+def recoveries(waits: Iterable[Wait]) -> Iterator[float]:
+    """From each start until the next message arrived; a life that had none counts to the next."""
+    waited_s = 0.0
+    for seconds, has_arrived in waits:
+        waited_s += seconds
+        if has_arrived:
+            yield waited_s
+            waited_s = 0.0
 
 
 def outcome(settings: Settings, topic: str, load: Load, arrived: Appends) -> Report:
@@ -122,13 +136,11 @@ def outcome(settings: Settings, topic: str, load: Load, arrived: Appends) -> Rep
     return measure(settings, [topic], sent.sent)
 
 
-def _pipeline_lives(
-    settings: Settings, arrived: Appends, lives_s: list[float]
-) -> Iterator[float | None]:
+def _pipeline_lives(settings: Settings, arrived: Appends, lives_s: list[float]) -> Iterator[Wait]:
     for number, life_s in enumerate(lives_s, 1):
         with pipeline_process(settings):
             ends_s = time.monotonic() + life_s
-            yield next_arrival_s(arrived, life_s)
+            yield next_arrival(arrived, life_s)
             time.sleep(max(0.0, ends_s - time.monotonic()))
         say(f"kill {number} of {len(lives_s)}, after {life_s:.1f} s")
 
@@ -172,14 +184,14 @@ def environment(settings: Settings) -> dict[str, str]:
     }
 
 
-def next_arrival_s(arrived: Appends, within_s: float) -> float | None:
-    """Wait until something arrives; how long that took. None where nothing did in that time."""
+def next_arrival(arrived: Appends, within_s: float) -> Wait:
+    """Wait until something arrives, at most for so long."""
     began_s, before = time.monotonic(), arrived.count()
     while (taken_s := time.monotonic() - began_s) < within_s:
         if arrived.count() > before:
-            return taken_s
+            return taken_s, True
         time.sleep(LOOK_S)
-    return None
+    return within_s, False
 
 
 def children(pid: int) -> list[int]:

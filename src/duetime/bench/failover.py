@@ -16,7 +16,7 @@ from duetime.bench.crash import (
     DELAY_MS,
     LOOK_S,
     PATIENCE_S,
-    next_arrival_s,
+    next_arrival,
     outcome,
     pipeline_process,
     send_signal,
@@ -109,5 +109,5 @@ def _leader(settings: Settings) -> int:
 
 
 def _wait_for_more(arrived: Appends) -> None:
-    if next_arrival_s(arrived, PATIENCE_S) is None:
+    if not next_arrival(arrived, PATIENCE_S)[1]:
         raise DuetimeError(f"nothing arrived for {PATIENCE_S:.0f} s")
