@@ -27,6 +27,12 @@ from duetime.message import LAST_WORDS, WAITING_HEADERS, MessageId
 from duetime.pipeline.session import JAVA_OPTIONS, spark_session
 from duetime.topics import TopicNames
 
+#: A row of Spark's Kafka source.
+RECORD = (
+    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
+    "headers array<struct<key:string,value:binary>>"
+)
+
 #: The settings that every process of these tests finds in its environment.
 FROM_OUTSIDE = {"spark_properties"}
 # Tests start many JVMs and keep each for a minute: compiling their code twice would take longer

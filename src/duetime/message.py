@@ -57,6 +57,19 @@ DUE_ATTEMPTS = "due-attempts"
 DUE_FAILED_FIRST_MS = "due-failed-first-ms"
 DUE_FAILED_LAST_MS = "due-failed-last-ms"
 
+#: The headers that speak to duetime and are not passed on as they came, in any envelope: a record
+#: that was delivered once and is sent again carries old ones, and a reader takes the last of a
+#: name.
+ADDRESS = (
+    DUE_TOPIC,
+    DUE_PARTITION,
+    DUE_CLUSTER,
+    DUE_AT_MS,
+    DUE_IN_MS,
+    DUE_ID,
+    DUE_EXPIRES_MS,
+)
+
 #: What a dead letter ends its headers with, always in this order, after the sender's own.
 LAST_WORDS = (
     DUE_TOPIC,

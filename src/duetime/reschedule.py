@@ -12,8 +12,8 @@ from duetime.client import check_not_too_late
 from duetime.clock import Clock, SystemClock
 from duetime.config import Settings, load_settings
 from duetime.errors import TooLate, UnknownMessage
-from duetime.message import DUE_EXPIRES_MS, MessageId
-from duetime.outgoing import OWN_HEADERS, Outgoing, Wanted, cancelled, due_time_ms, scheduled
+from duetime.message import ADDRESS, DUE_EXPIRES_MS, MessageId
+from duetime.outgoing import Outgoing, Wanted, cancelled, due_time_ms, scheduled
 from duetime.stores import Found
 from duetime.stores.opening import open_reader
 from duetime.transaction import transaction
@@ -24,9 +24,6 @@ ARRIVAL_MS = 3_000
 
 #: The longest unique part of an id.
 LONGEST_UNIQUE = 200
-
-#: The headers that intake takes for itself.
-ADDRESS = (*OWN_HEADERS, DUE_EXPIRES_MS)
 
 
 def reschedule(

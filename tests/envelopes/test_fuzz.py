@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.conftest import RECORD
 
 from duetime.config import Settings
 from duetime.errors import Reason
@@ -20,11 +21,6 @@ pytestmark = pytest.mark.system
 SETTINGS = Settings()
 NAMES = TopicNames(SETTINGS)
 STAMPED = datetime(2027, 1, 15, tzinfo=UTC)
-
-RECORD = (
-    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
-    "headers array<struct<key:string,value:binary>>"
-)
 
 #: What is larger is not copied to the topic of the rejected: the source says where it is.
 ROOM_BYTES = SETTINGS.max_message_bytes + OVERHEAD_BYTES

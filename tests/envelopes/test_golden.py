@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import functions as F
+from tests.conftest import RECORD
 
 from duetime.config import Settings
 from duetime.pipeline.intake import Intake
@@ -18,11 +19,6 @@ pytestmark = pytest.mark.system
 
 NOW_MS = 1_800_000_000_000
 SETTINGS = Settings(max_message_bytes=20_000)
-
-RECORD = (
-    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
-    "headers array<struct<key:string,value:binary>>"
-)
 
 
 def golden():

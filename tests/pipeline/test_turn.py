@@ -4,6 +4,7 @@ import time
 from datetime import UTC, datetime
 
 import pytest
+from tests.conftest import RECORD
 
 from duetime.config import Settings
 from duetime.message import WAITING_HEADERS, MessageId
@@ -16,11 +17,6 @@ pytestmark = pytest.mark.system
 
 SETTINGS = Settings()
 NAMES = TopicNames(SETTINGS)
-
-RECORD = (
-    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
-    "headers array<struct<key:string,value:binary>>"
-)
 
 
 def now_ms():

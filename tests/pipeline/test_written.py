@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from pyspark.sql import functions as F
+from tests.conftest import RECORD
 
 from duetime.config import Settings
 from duetime.message import WAITING_HEADERS
@@ -15,11 +16,6 @@ pytestmark = pytest.mark.system
 
 SETTINGS = Settings(clusters={"eu": {"bootstrap": "eu:9092"}})
 NAMES = TopicNames(SETTINGS)
-
-RECORD = (
-    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
-    "headers array<struct<key:string,value:binary>>"
-)
 
 SCOPE = Scope(since_ms=0, destinations=[], abroad={})
 

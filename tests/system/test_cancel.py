@@ -24,6 +24,13 @@ def ask_to_cancel(live, identity):
     live.flush()
 
 
+def answer_to_cancel(rejected, identity):
+    """Why the cancel of this message was refused."""
+    answers = lambda: [each for each in rejected.arrived if each.key == identity.encode()]  # noqa: E731
+    rejected.until(answers, "an answer to the cancel")
+    return answers()[0].by_name["due-error"]
+
+
 def test_a_cancelled_message_does_not_come_and_its_neighbours_do(live, sender, window_ms):
     topic = live.topic()
     ids = [sender.produce(topic, "x", at=instant(window_ms + 10 * each)) for each in range(10)]
@@ -58,10 +65,21 @@ def test_a_cancel_that_is_too_late_says_so_and_the_message_comes(live, sender, d
     sender.flush()
     rejected = live.rejected()
     ask_to_cancel(live, identity)
-    answers = lambda: [each for each in rejected.arrived if each.key == identity.encode()]  # noqa: E731
-    rejected.until(answers, "an answer to the cancel")
-    assert answers()[0].by_name["due-error"] == b"too-late"
+    assert answer_to_cancel(rejected, identity) == b"too-late"
     assert [each.id for each in live.inbox(topic).take(1)] == [identity]
+
+
+def test_a_cancel_that_comes_when_its_window_is_planned_says_so_and_the_message_comes(
+    live, sender, window_ms
+):
+    topic, rejected = live.topic(), live.rejected()
+    inbox = live.inbox(topic)
+    identity = sender.produce(topic, "x", at=instant(window_ms))
+    # By now the window of the other one is planned, or is being delivered.
+    inbox.until_id(sender.produce(topic, "x", at=instant(window_ms - 2_500)))
+    ask_to_cancel(live, identity)
+    assert answer_to_cancel(rejected, identity) == b"too-late"
+    inbox.until_id(identity)
 
 
 def test_cancelling_twice_or_what_does_not_exist_harms_nothing(live, sender, window_ms):

@@ -20,29 +20,7 @@ from pyspark.sql import functions as F
 
 from duetime.columns import HEADERS_TYPE, header_text
 from duetime.errors import Reason
-from duetime.message import (
-    DUE_AT_MS,
-    DUE_CLUSTER,
-    DUE_EXPIRES_MS,
-    DUE_ID,
-    DUE_IN_MS,
-    DUE_PARTITION,
-    DUE_TOPIC,
-    END,
-)
-
-#: The headers that speak to duetime and are not passed on as they came, in any envelope: a record
-#: that was delivered once and is sent again carries old ones, and a reader takes the last of a
-#: name.
-ADDRESS = (
-    DUE_TOPIC,
-    DUE_PARTITION,
-    DUE_CLUSTER,
-    DUE_AT_MS,
-    DUE_IN_MS,
-    DUE_ID,
-    DUE_EXPIRES_MS,
-)
+from duetime.message import END
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

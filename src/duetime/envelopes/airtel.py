@@ -5,7 +5,6 @@ from pyspark.sql import functions as F
 
 from duetime.columns import HEADERS_TYPE, header
 from duetime.envelopes import (
-    ADDRESS,
     Canonical,
     Refusal,
     record_headers,
@@ -14,7 +13,7 @@ from duetime.envelopes import (
 )
 from duetime.envelopes.json_text import JsonEnvelope
 from duetime.errors import Reason
-from duetime.message import DUE_CALLBACK
+from duetime.message import ADDRESS, DUE_CALLBACK
 
 _FIELDS = (
     "topic string, key string, value string, headers map<string,string>, "

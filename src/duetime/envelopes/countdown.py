@@ -3,7 +3,6 @@
 from pyspark.sql import functions as F
 
 from duetime.envelopes import (
-    ADDRESS,
     Canonical,
     Refusal,
     record_headers,
@@ -12,7 +11,7 @@ from duetime.envelopes import (
 )
 from duetime.envelopes.json_text import JsonEnvelope
 from duetime.errors import Reason
-from duetime.message import END
+from duetime.message import ADDRESS, END
 
 #: Seconds as JSON writes them. An exponent of two digits: Java would write out all the digits of
 #: 1e-999999999, and be busy with that until its memory ends.

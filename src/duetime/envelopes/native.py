@@ -4,7 +4,6 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from duetime.envelopes import (
-    ADDRESS,
     Canonical,
     Refusal,
     named,
@@ -15,6 +14,7 @@ from duetime.envelopes import (
 )
 from duetime.errors import Reason
 from duetime.message import (
+    ADDRESS,
     CLUSTER_PATTERN,
     DUE_AT_MS,
     DUE_CLUSTER,

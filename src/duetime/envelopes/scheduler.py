@@ -6,7 +6,6 @@ Source: github.com/etf1/kafka-message-scheduler, README, "Schedule message".
 from pyspark.sql import functions as F
 
 from duetime.envelopes import (
-    ADDRESS,
     Canonical,
     Refusal,
     named,
@@ -15,6 +14,7 @@ from duetime.envelopes import (
     without,
 )
 from duetime.errors import Reason
+from duetime.message import ADDRESS
 
 EPOCH = "scheduler-epoch"
 TARGET_TOPIC = "scheduler-target-topic"

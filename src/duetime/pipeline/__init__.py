@@ -24,7 +24,9 @@ waking          wakes redelivery when its next message is overdue: until then it
 release         plans a turn of one near slot every second, a little ahead
 cascade         plans a turn of a far slot before its time begins
 rescue          plans a turn of whatever is past due and was not released
+planned         keeps the plan of a turn, and puts another read under it
 written         reads back what is written, so that nothing is written twice
+progress        how far a message has come: which of its records is the latest
 destinations    what the rows know of the topics that they are for
 begin           begins each query, and finishes first what it had in flight
 leader          starts and stops all that delivers, for as long as this process leads

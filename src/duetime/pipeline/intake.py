@@ -8,21 +8,17 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from duetime.clock import format_duration
 from duetime.columns import (
     header_map,
     message_id,
     now_ms,
-    record_bytes,
     source,
     state_text,
     waiting_headers,
-    wheel_level,
 )
 from duetime.config import Settings
 from duetime.envelopes import (
     Canonical,
-    Refusal,
     canonical,
     first_refusal,
     parsed,
@@ -35,21 +31,17 @@ from duetime.envelopes.control import control
 from duetime.envelopes.countdown import countdown
 from duetime.envelopes.native import native
 from duetime.envelopes.scheduler import scheduler
-from duetime.errors import Reason
 from duetime.message import (
-    CANCEL,
     DUE_AT_MS,
     DUE_ID,
     DUE_PARTITION,
     DUE_STATE,
     DUE_TOPIC,
-    LATEST_MS,
-    TOPIC_PATTERN,
-    UNIQUE_PATTERN,
 )
 from duetime.pipeline.kafka import read_stream
+from duetime.pipeline.refusals import asks_to_cancel, refusals
 from duetime.pipeline.routing import Routes
-from duetime.pipeline.rows import PARTITION_PATTERN, SinkRow, Waiting, choose
+from duetime.pipeline.rows import SinkRow, Waiting, choose
 from duetime.topics import TopicNames
 
 
@@ -127,11 +119,6 @@ def _identity(message: Waiting) -> tuple[Column, Column]:
     return name.alias("id"), (~refused & asks_to_cancel()).alias("is_cancel")
 
 
-def asks_to_cancel() -> Column:
-    """Whether an understood record is a cancel, taken or refused."""
-    return F.coalesce(F.col("asked.operation") == CANCEL, F.lit(False))
-
-
 def _obstacle(message: Waiting, settings: Settings) -> Column:
     """Why what is due already cannot be sent."""
     obstacle = Routes(settings).obstacle(message, F.col("now"))
@@ -194,63 +181,3 @@ def _made_unique(short_names: Mapping[str, str]) -> Column:
     for topic, name in short_names.items():
         short = F.when(F.col("topic") == topic, F.lit(name)).otherwise(short)
     return F.concat(F.lit("@"), F.concat_ws(".", short, "partition", "offset"))
-
-
-def refusals(settings: Settings) -> list[Refusal]:
-    """What is wrong in any envelope, in the order of the checks. Reads `asked` and `now`."""
-    asked, now = F.col("asked"), F.col("now")
-    topic, due_ms, unique = asked["topic"], asked["due_ms"], asked["unique"]
-    is_cancel = asks_to_cancel()
-    size = record_bytes(asked["key"], asked["value"], asked["headers"])
-    internal = topic.startswith(f"{settings.namespace}.") | topic.startswith("__")
-    warming = topic == TopicNames(settings).warmup
-    return [
-        Refusal(
-            when=~is_cancel & topic.isNull(),
-            reason=Reason.NO_TOPIC,
-            detail="no destination topic is named",
-        ),
-        Refusal(
-            when=~topic.rlike(TOPIC_PATTERN) | topic.isin(".", ".."),
-            reason=Reason.BAD_TOPIC,
-            detail="the destination is no topic name: use 1 to 249 of a-z A-Z 0-9 . _ -",
-        ),
-        Refusal(
-            when=internal & ~warming,
-            reason=Reason.INTERNAL_TOPIC,
-            detail="the destination belongs to Kafka or duetime: choose another topic",
-        ),
-        Refusal(
-            when=asked["partition"].isNotNull() & ~asked["partition"].rlike(PARTITION_PATTERN),
-            reason=Reason.BAD_PARTITION,
-            detail="the partition is no whole number of 0 or more",
-        ),
-        Refusal(
-            when=due_ms.isNull() | (due_ms < 0),
-            reason=Reason.BAD_DUE_TIME,
-            detail="the due time is no whole number in range: epoch ms, or ms from now",
-        ),
-        Refusal(
-            when=wheel_level(settings.wheel, due_ms, now).isNull() | (due_ms > LATEST_MS),
-            reason=Reason.BEYOND_WHEEL,
-            detail="the wheel ends before that time: due more than "
-            f"{format_duration(settings.wheel.span_ms())} from now",
-        ),
-        Refusal(
-            when=~is_cancel & unique.isNotNull() & ~unique.rlike(UNIQUE_PATTERN),
-            reason=Reason.BAD_ID,
-            detail="due-id may have 1 to 200 letters, digits, . _ : = ~ + - (and @, but not first)",
-        ),
-        Refusal(
-            when=size > settings.largest_bytes,
-            reason=Reason.TOO_LARGE,
-            detail=f"key, value and headers together are over {settings.largest_bytes} bytes",
-        ),
-        Refusal(
-            # Nearer than the horizon the message may be in a lane, or its window be planned: a
-            # cancel that is taken is certain to be heard.
-            when=is_cancel & (due_ms - now < settings.horizon_ms),
-            reason=Reason.TOO_LATE,
-            detail=f"due in less than {settings.horizon_ms} ms: it is on its way, or delivered",
-        ),
-    ]

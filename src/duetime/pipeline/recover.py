@@ -12,9 +12,10 @@ from pyspark.sql import functions as F
 from duetime.columns import message_id, now_ms
 from duetime.config import Settings
 from duetime.pipeline.faults import Point, reach
-from duetime.pipeline.intake import Intake, asks_to_cancel, intake_records
+from duetime.pipeline.intake import Intake, intake_records
 from duetime.pipeline.kafka import handle_what_is_there, write_batch
 from duetime.pipeline.lanes import lane_records, looked_at_again
+from duetime.pipeline.refusals import asks_to_cancel
 from duetime.pipeline.written import Written, identified, scope, scope_of_waiting
 from duetime.topics import TopicNames
 

@@ -1,0 +1,96 @@
+"""What can be wrong with a message in any envelope, as columns: they read `asked` and `now`."""
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from duetime.clock import format_duration
+from duetime.columns import record_bytes, wheel_level
+from duetime.config import Settings
+from duetime.envelopes import Refusal
+from duetime.errors import Reason
+from duetime.message import CANCEL, LATEST_MS, TOPIC_PATTERN, UNIQUE_PATTERN
+from duetime.pipeline.rows import PARTITION_PATTERN
+from duetime.topics import TopicNames
+
+
+def refusals(settings: Settings) -> list[Refusal]:
+    """All of it, in the order of the checks."""
+    return [*_of_place(settings), *_of_time(settings), *_of_record(settings), _of_cancel(settings)]
+
+
+def asks_to_cancel() -> Column:
+    """Whether an understood record is a cancel, taken or refused."""
+    return F.coalesce(F.col("asked.operation") == CANCEL, F.lit(False))
+
+
+def _of_place(settings: Settings) -> list[Refusal]:
+    topic, partition = F.col("asked.topic"), F.col("asked.partition")
+    internal = topic.startswith(f"{settings.namespace}.") | topic.startswith("__")
+    warming = topic == TopicNames(settings).warmup
+    return [
+        Refusal(
+            when=~asks_to_cancel() & topic.isNull(),
+            reason=Reason.NO_TOPIC,
+            detail="no destination topic is named",
+        ),
+        Refusal(
+            when=~topic.rlike(TOPIC_PATTERN) | topic.isin(".", ".."),
+            reason=Reason.BAD_TOPIC,
+            detail="the destination is no topic name: use 1 to 249 of a-z A-Z 0-9 . _ -",
+        ),
+        Refusal(
+            when=internal & ~warming,
+            reason=Reason.INTERNAL_TOPIC,
+            detail="the destination belongs to Kafka or duetime: choose another topic",
+        ),
+        Refusal(
+            when=partition.isNotNull() & ~partition.rlike(PARTITION_PATTERN),
+            reason=Reason.BAD_PARTITION,
+            detail="the partition is no whole number of 0 or more",
+        ),
+    ]
+
+
+def _of_time(settings: Settings) -> list[Refusal]:
+    due_ms = F.col("asked.due_ms")
+    return [
+        Refusal(
+            when=due_ms.isNull() | (due_ms < 0),
+            reason=Reason.BAD_DUE_TIME,
+            detail="the due time is no whole number in range: epoch ms, or ms from now",
+        ),
+        Refusal(
+            when=wheel_level(settings.wheel, due_ms, F.col("now")).isNull() | (due_ms > LATEST_MS),
+            reason=Reason.BEYOND_WHEEL,
+            detail="the wheel ends before that time: due more than "
+            f"{format_duration(settings.wheel.span_ms())} from now",
+        ),
+    ]
+
+
+def _of_record(settings: Settings) -> list[Refusal]:
+    asked = F.col("asked")
+    unique = asked["unique"]
+    return [
+        Refusal(
+            when=~asks_to_cancel() & unique.isNotNull() & ~unique.rlike(UNIQUE_PATTERN),
+            reason=Reason.BAD_ID,
+            detail="due-id may have 1 to 200 letters, digits, . _ : = ~ + - (and @, but not first)",
+        ),
+        Refusal(
+            when=record_bytes(asked["key"], asked["value"], asked["headers"])
+            > settings.largest_bytes,
+            reason=Reason.TOO_LARGE,
+            detail=f"key, value and headers together are over {settings.largest_bytes} bytes",
+        ),
+    ]
+
+
+def _of_cancel(settings: Settings) -> Refusal:
+    # Nearer than the horizon the message may be in a lane, or its window be planned: a cancel that
+    # is taken is certain to be heard.
+    return Refusal(
+        when=asks_to_cancel() & (F.col("asked.due_ms") - F.col("now") < settings.horizon_ms),
+        reason=Reason.TOO_LATE,
+        detail=f"due in less than {settings.horizon_ms} ms: it is on its way, or delivered",
+    )
