@@ -19,8 +19,8 @@ from duetime.envelopes import Canonical, Refusal, first_refusal
 from duetime.errors import InvalidMessage, Reason
 from duetime.message import DUE_AT_MS, DUE_ID, DUE_TOPIC
 from duetime.outgoing import OWN_HEADERS
-from duetime.pipeline.refusals import refusals
 from duetime.pipeline.kafka import sink_options
+from duetime.pipeline.refusals import refusals
 from duetime.pipeline.rows import SinkRow
 from duetime.reach import require_intake
 from duetime.topics import TopicNames
