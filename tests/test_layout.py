@@ -14,6 +14,7 @@ LAYERS = (
     {"tables"},
     {"config"},
     {"connection", "metrics", "topics"},
+    {"java"},
     {"columns"},
     {"envelopes", "stores"},
     {"client", "http", "outgoing", "delaying", "admin", "callbacks", "status", "totals", "reach"},

@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from duetime import java
 from duetime.ladder import Ladder
 from duetime.message import HEADER_FRAME_BYTES, STATE, UNDELIVERED_HEADERS, WAITING_HEADERS
 from duetime.wheel import Wheel
@@ -46,11 +47,10 @@ def simulated_clock(jvm: Any) -> Iterator[Callable[[int], None]]:  # noqa: ANN40
 
 def now_ms() -> Column:
     """The clock of the JVM, read for each row. Where a row runs: on an executor."""
-    clock = F.expr("bigint(java_method('java.lang.System', 'currentTimeMillis'))")
+    clock = java.current_time_ms()
     if not _is_simulated.is_set():
         return clock
-    ahead = F.call_function("java_method", F.lit("java.lang.Long"), F.lit("getLong"), F.lit(AHEAD))
-    return clock + ahead.cast("bigint")
+    return clock + java.system_property(F.lit(AHEAD)).cast("bigint")
 
 
 def slept(pause_ms: Column, then: Column | None = None) -> Column:
@@ -58,10 +58,8 @@ def slept(pause_ms: Column, then: Column | None = None) -> Column:
 
     Use it as a filter: a column that nothing reads is optimised away, and the wait with it.
     """
-    sleep = F.call_function("java_method", F.lit("java.lang.Thread"), F.lit("sleep"), pause_ms)
-    # Thread.sleep returns nothing, which java_method gives as the text "null".
-    over = sleep.isNotNull() if then is None else sleep.isNotNull() & then
-    return F.when(pause_ms <= 0, True).otherwise(over)
+    over = java.slept(pause_ms)
+    return F.when(pause_ms <= 0, True).otherwise(over if then is None else over & then)
 
 
 def slept_until(instant_ms: Column, now: Column) -> Column:
@@ -200,12 +198,10 @@ def source() -> Column:
 
 def record_bytes(key: Column, value: Column, headers: Column) -> Column:
     """Size of a record in bytes: key, value, and each header's name, value and framing."""
-    each = F.transform(
-        headers, lambda one: sum_of_lengths(one["key"], one["value"]) + HEADER_FRAME_BYTES
-    )
-    in_headers = F.aggregate(each, F.lit(0), lambda total, size: total + size)
-    # Most records have none, and the lambdas are interpreted.
-    return sum_of_lengths(key, value) + F.when(F.size(headers) == 0, 0).otherwise(in_headers)
+    # All names and all values as one text each: a lambda over the array is interpreted.
+    names = F.array_join(headers["key"], "")
+    values = F.array_join(headers["value"].cast("array<string>"), "")
+    return sum_of_lengths(key, value, names, values) + F.size(headers) * HEADER_FRAME_BYTES
 
 
 def sum_of_lengths(*columns: Column) -> Column:

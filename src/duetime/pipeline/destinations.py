@@ -2,7 +2,7 @@
 
 A sink fails whole on one bad record, and waits a minute for a topic that does not exist. So what
 the admin client says of the cluster's topics is put where a row can look it up without a join: in
-system properties of the JVM, read by `java_method`. One property a topic:
+system properties of the JVM. One property a topic:
 
     duetime.to.<topic> = <partitions>[:<bytes>][:compacted]     bytes, if it takes less than we do
                          denied                     it may not be written to
@@ -22,6 +22,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, Res
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
+from duetime import java
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.envelopes import Refusal
@@ -65,13 +66,11 @@ def known_of(settings: Settings, topic: Column, cluster: Column) -> Column:
     Of another cluster's, by a table of its own (`duetime@eu.to.<topic>`); what is not known yet,
     because that cluster did not answer yet, is null.
 
-    A call by reflection: select it once, and give the selected column to `obstacles`.
+    Select it once, and give the selected column to `obstacles`.
     """
     prefix = _named(settings, cluster, _prefix)
-    unless_known = _system_property(prefix, F.lit(None).cast("string"))
-    return F.when(
-        topic.isNotNull(), _system_property(F.concat(prefix, F.lit("."), topic), unless_known)
-    )
+    known = java.system_property(F.concat(prefix, F.lit("."), topic))
+    return F.when(topic.isNotNull(), F.coalesce(known, java.system_property(prefix)))
 
 
 def looked_for(settings: Settings, known: Column, topic: Column, cluster: Column) -> Column:
@@ -81,9 +80,7 @@ def looked_for(settings: Settings, known: Column, topic: Column, cluster: Column
     several topics in one second one is looked for, and the others when they are due (`failures`).
     """
     asked = _named(settings, cluster, _asked)
-    before = F.call_function(
-        "java_method", F.lit("java.lang.System"), F.lit("setProperty"), asked, topic
-    )
+    before = F.coalesce(java.set_system_property(asked, topic), F.lit(""))
     is_ours = cluster.isNull() | cluster.isin(*settings.clusters)
     # No topic is called so, but the optimiser does not know.
     return F.when((known == UNKNOWN) & is_ours, before != "..").otherwise(True)
@@ -314,9 +311,3 @@ def _named(settings: Settings, cluster: Column, name: Callable[[Settings], str])
 
 def _reached(settings: Settings) -> str:
     return f"{settings.namespace}.reached"
-
-
-def _system_property(name: Column, default: Column) -> Column:
-    return F.call_function(
-        "java_method", F.lit("java.lang.System"), F.lit("getProperty"), name, default
-    )

@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from duetime import java
 from duetime.pipeline.jvm import java_class
 
 #: How long a row waits for a lease that has ended, in ms: a broker that is started again is no
@@ -22,10 +23,7 @@ def held(name: str, otherwise: str) -> Column:
     """A filter for rows: true while the lease is held, waits a while for it, then raises."""
     found = _is_held(name)
     for wait_ms in reversed(WAITS_MS):
-        waited = F.call_function(
-            "java_method", F.lit("java.lang.Thread"), F.lit("sleep"), F.lit(wait_ms).cast("bigint")
-        )
-        found = _is_held(name) | (waited.isNotNull() & found)
+        found = _is_held(name) | (java.slept(F.lit(wait_ms)) & found)
     return F.when(found, True).otherwise(F.raise_error(F.lit(otherwise)).cast("boolean"))
 
 
@@ -35,9 +33,5 @@ def hold(jvm: Any, name: str, until_s: float) -> None:  # noqa: ANN401 (py4j's v
 
 
 def _is_held(name: str) -> Column:
-    now = F.expr("bigint(java_method('java.lang.System', 'nanoTime'))")
-    without = F.lit(2**63 - 1)
-    lease = F.call_function(
-        "java_method", F.lit("java.lang.Long"), F.lit("getLong"), F.lit(name), without
-    ).cast("bigint")
-    return now < lease
+    lease = java.system_property(F.lit(name)).cast("bigint")
+    return java.nano_time() < F.coalesce(lease, F.lit(2**63 - 1))

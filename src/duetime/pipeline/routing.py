@@ -14,6 +14,8 @@ from duetime.columns import (
     by_level,
     delivered_headers,
     header,
+    header_map,
+    header_text,
     lane,
     record_bytes,
     source,
@@ -148,11 +150,10 @@ class Routes:
             header(DUE_ERROR_DETAIL, detail),
             header(DUE_ERROR_SOURCE, source()),
         )
-        callback = F.filter(
-            headers,
-            lambda one: (one["key"] == DUE_CALLBACK) & (F.octet_length(one["value"]) < URL_BYTES),
-        )
-        own = F.when(fits, headers).otherwise(callback)
+        url = header_text(header_map(headers), DUE_CALLBACK)
+        callback = F.array(header(DUE_CALLBACK, url)).cast(HEADERS_TYPE)
+        none = F.array().cast(HEADERS_TYPE)
+        own = F.when(fits, headers).when(F.octet_length(url) < URL_BYTES, callback).otherwise(none)
         kept = F.concat(own, said.cast(HEADERS_TYPE))
         return SinkRow(F.lit(self._names.rejected), F.lit(None), key, value, kept)
 

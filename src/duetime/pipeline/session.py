@@ -29,6 +29,8 @@ JVM_OPTIONS = (
     # Spark's generated code is new to the JVM at start and old after a minute: keep what was
     # compiled.
     "-XX:ReservedCodeCacheSize=256m",
+    # A turn's steps are one method of 16 KB, and by default the JVM compiles none over 8 KB.
+    "-XX:-DontCompileHugeMethods",
 )
 
 #: Spark's name for them. What the settings have here is added to ours.

@@ -13,7 +13,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from duetime.columns import HEADERS_TYPE, header, now_ms
+from duetime.columns import HEADERS_TYPE, header
 from duetime.config import Settings, load_settings
 from duetime.envelopes import Canonical, Refusal, first_refusal
 from duetime.errors import InvalidMessage, Reason
@@ -98,7 +98,9 @@ def _asked(df: DataFrame, named: dict[str, Column]) -> DataFrame:
     for field in parts.schema:
         _check_type(field.name, field.dataType)
     sent = parts.withColumn(HEADERS, _headers(parts.schema[HEADERS].dataType))
-    return sent.select(_canonical().struct().alias("asked"), now_ms().alias("now"))
+    return sent.select(
+        _canonical().struct().alias("asked"), F.unix_millis(F.current_timestamp()).alias("now")
+    )
 
 
 def _canonical() -> Canonical:
