@@ -47,7 +47,7 @@ AT_ONCE = 500
 #: How long one request may take, in seconds.
 TIMEOUT_S = 10.0
 
-#: How long an answer is waited for at the end, in seconds.
+#: How long a cluster is waited for at the end that did not answer before, in seconds.
 CLOSE_S = 1.0
 
 #: What a record weighs in a batch of its own besides key, value and headers, in bytes. Source:
@@ -143,7 +143,7 @@ class Destinations:
         properties = {"reconnect.backoff.max.ms": 1_000} | librdkafka_properties(settings)
         self._admin = AdminClient(properties)
         # The question of a client that may create topics creates them, where brokers do so.
-        self._creator = Producer(properties | {"allow.auto.create.topics": True})
+        self._creating = properties | {"allow.auto.create.topics": True}
         self._room = settings.max_message_bytes + DELIVERED_BYTES + BATCH_BYTES
         self._published: dict[str, str] = {}
         self._details = Details()
@@ -160,9 +160,9 @@ class Destinations:
         self._thread.start()
 
     def close(self) -> None:
-        """Ask no more. What a cluster that is away was asked last is not waited for."""
+        """Ask no more. What a cluster that is away was asked last is hardly waited for."""
         self._closing.set()
-        self._thread.join(CLOSE_S)
+        self._thread.join(CLOSE_S if self._is_silent else TIMEOUT_S)
 
     def refresh(self) -> None:
         """Ask the cluster and publish what it says. Without an answer, the known stays known."""
@@ -187,16 +187,19 @@ class Destinations:
 
         Returns at once where the cluster did not answer the last time: others wait for this.
         """
-        if self._is_silent:
+        if self._is_silent or self._closing.is_set():
             return
         missing = sorted(set(topics) - self._published.keys())
+        if not missing:
+            return
+        # For this alone: one that stayed would ask again, and bring back what somebody deletes.
+        creator = Producer(self._creating)
         for topic in missing:
             try:
-                self._creator.list_topics(topic, timeout=TIMEOUT_S)
+                creator.list_topics(topic, timeout=TIMEOUT_S)
             except KafkaException:
                 break
-        if missing:
-            self.refresh()
+        self.refresh()
 
     def _keep(self) -> None:
         while not self._closing.wait(EVERY_S):
