@@ -2,6 +2,7 @@
 
 import secrets
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,7 @@ def testbed(kafka: str | None, **others: Any) -> Iterator[Settings]:  # noqa: AN
             create_topics(settings)
             yield settings
         finally:
+            _end_spark()
             _delete_all(settings)
             _forget(settings)
 
@@ -143,6 +145,14 @@ def _named(scratch: Path) -> dict[str, str]:
         "scheduler_topic": f"{namespace}-scheduler",
         "checkpoint": (scratch / "checkpoint").as_uri(),
     }
+
+
+def _end_spark() -> None:
+    if "pyspark" in sys.modules:
+        # Whoever has no use for Spark need not import it.
+        from duetime.pipeline.jvm import end_jvm  # noqa: PLC0415
+
+        end_jvm()
 
 
 def _delete_all(settings: Settings) -> None:

@@ -33,6 +33,21 @@ def start_jvm(conf: SparkConf) -> None:
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 (PySpark's only way)
 
 
+def end_jvm() -> None:
+    """End the driver's JVM, which outlives its Spark, where this process has started one.
+
+    Its Kafka producers ask for their topics every few seconds for as long as it lives, and brokers
+    that create topics would bring back what was deleted.
+    """
+    gateway = SparkContext._gateway  # noqa: SLF001 (as below)
+    if gateway is None or is_submitted():
+        return
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 (as below)
+    gateway.shutdown()
+    gateway.proc.kill()
+    gateway.proc.wait()
+
+
 def jvm(spark: SparkSession) -> Any:  # noqa: ANN401 (py4j's view of the JVM has no type)
     """The driver's JVM, for what Spark's Python has no words for."""
     return spark.sparkContext._jvm  # noqa: SLF001 (PySpark's only way to its JVM)
