@@ -21,6 +21,20 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 
 
+def java_class(jvm: Any, name: str) -> Any:  # noqa: ANN401 (py4j's view of the JVM has no type)
+    """A class by its full name.
+
+    By the steps of its package, py4j would look for a class of each step's name in all of Spark's
+    jars: for what is done every second, that took a tenth of the JVM's time.
+    """
+    return getattr(jvm, name)
+
+
+def scala_list(items: Sequence[Any]) -> Any:  # noqa: ANN401 (as above)
+    """The items as a Seq of Scala's, in the driver's JVM."""
+    return _java().seq(items)
+
+
 def current_time_ms() -> Column:
     """bigint: System.currentTimeMillis."""
     return _column(_java().static("java.lang.System", "currentTimeMillis", _java().long))
@@ -60,7 +74,7 @@ def _property(method: str, *arguments: Column) -> Column:
     return _column(java.static(utf8, "fromString", java.string, [found], nullable=True))
 
 
-def _column(expression: Any) -> Column:  # noqa: ANN401 (py4j's view of an expression has no type)
+def _column(expression: Any) -> Column:  # noqa: ANN401 (as above)
     return ClassicColumn(_java().utils.column(expression))
 
 
@@ -114,7 +128,7 @@ class _Java:
         nullable: bool = False,
     ) -> Any:  # noqa: ANN401 (as above)
         """A call of a class's own method; null, without a call, where an argument is null."""
-        given = self._seq(arguments)
+        given = self.seq(arguments)
         owned = self.cls(owner)
         return self._static(
             owned, returns, method, given, self._nil, True, nullable, False, self._none
@@ -122,20 +136,20 @@ class _Java:
 
     def invoke(self, target: Any, method: str, returns: Any, arguments: Sequence[Any] = ()) -> Any:  # noqa: ANN401 (as above)
         """A call of an object's method; null where the object or an argument is null."""
-        given = self._seq(arguments)
+        given = self.seq(arguments)
         return self._invoke(target, method, returns, given, self._nil, True, True, False)
 
     def new(self, kind: Any, arguments: Sequence[Any]) -> Any:  # noqa: ANN401 (as above)
         """A new object for each row."""
-        given = self._seq(arguments)
+        given = self.seq(arguments)
         return self._new(kind.cls(), given, self._nil, False, kind, self._none)
 
-    def _seq(self, items: Sequence[Any]) -> Any:  # noqa: ANN401 (as above)
+    def seq(self, items: Sequence[Any]) -> Any:  # noqa: ANN401 (as above)
+        """The items as a Seq of Scala's: one call for each."""
         found = self._nil
         for each in reversed(items):
             found = getattr(found, "$colon$colon")(each)
         return found
 
     def _class(self, name: str) -> Any:  # noqa: ANN401 (as above)
-        # By its full name: each step of its package would be looked for in all of Spark's jars.
-        return getattr(self._jvm, name)
+        return java_class(self._jvm, name)

@@ -27,7 +27,7 @@ from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.envelopes import Refusal
 from duetime.errors import Reason
-from duetime.pipeline.jvm import java_class, jvm
+from duetime.pipeline.jvm import jvm
 from duetime.pipeline.leases import held, hold
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class Destinations:
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._settings = settings
         self._jvm = jvm(spark)
-        self._system = java_class(self._jvm, "java.lang.System")
+        self._system = java.java_class(self._jvm, "java.lang.System")
         hold(self._jvm, _reached(settings), 0)
         # A cluster that is back is found soon.
         properties = {"reconnect.backoff.max.ms": 1_000} | librdkafka_properties(settings)
@@ -243,9 +243,9 @@ class Destinations:
         }
         if changed:
             # One call for all of them.
-            table = java_class(self._jvm, "java.util.Properties")()
+            table = java.java_class(self._jvm, "java.util.Properties")()
             text = "\n".join(f"{name}={said}" for name, said in changed.items())
-            table.load(java_class(self._jvm, "java.io.StringReader")(text))
+            table.load(java.java_class(self._jvm, "java.io.StringReader")(text))
             self._system.getProperties().putAll(table)
         # Last: from now on a topic without a property is unknown.
         self._system.setProperty(prefix, UNKNOWN)

@@ -11,6 +11,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from duetime.config import is_submitted
+from duetime.java import java_class
 
 #: What a call raises when the JVM is gone, or cannot do it: at first the one, then the other.
 JVM_ERRORS = (Py4JError, ConnectionError)
@@ -51,15 +52,6 @@ def end_jvm() -> None:
 def jvm(spark: SparkSession) -> Any:  # noqa: ANN401 (py4j's view of the JVM has no type)
     """The driver's JVM, for what Spark's Python has no words for."""
     return spark.sparkContext._jvm  # noqa: SLF001 (PySpark's only way to its JVM)
-
-
-def java_class(jvm: Any, name: str) -> Any:  # noqa: ANN401 (as above)
-    """A class by its full name.
-
-    By the steps of its package, py4j would look for a class of each step's name in all of Spark's
-    jars: for what is done every second, that took a tenth of the JVM's time.
-    """
-    return getattr(jvm, name)
 
 
 def java_array(spark: SparkSession, *given: Any, of: str = "Object") -> Any:  # noqa: ANN401 (as above)

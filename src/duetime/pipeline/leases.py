@@ -12,7 +12,6 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from duetime import java
-from duetime.pipeline.jvm import java_class
 
 #: How long a row waits for a lease that has ended, in ms: a broker that is started again is no
 #: reason to fail. Each time it looks again, and after the last it raises.
@@ -29,7 +28,7 @@ def held(name: str, otherwise: str) -> Column:
 
 def hold(jvm: Any, name: str, until_s: float) -> None:  # noqa: ANN401 (py4j's view of the JVM has no type)
     """Extend the lease until an instant of the monotonic clock, in seconds; 0 ends it."""
-    java_class(jvm, "java.lang.System").setProperty(name, str(int(until_s * 1e9)))
+    java.java_class(jvm, "java.lang.System").setProperty(name, str(int(until_s * 1e9)))
 
 
 def _is_held(name: str) -> Column:

@@ -16,7 +16,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from duetime.pipeline.jvm import java_class, jvm
+from duetime.java import java_class, scala_list
+from duetime.pipeline.jvm import jvm
 
 #: The fields of a BatchScanExec that are another read's own; the rest is as in the kept plan.
 READ = ("output", "scan")
@@ -47,10 +48,8 @@ class _Kept:
 
     def __init__(self, spark: SparkSession, rows: DataFrame) -> None:
         self._spark = spark
-        # Spark's own session, and what of Scala is needed to build a plan.
         self._session: Any = spark._jsparkSession  # noqa: SLF001 (PySpark's only way to it)
         self._sessions = java_class(jvm(spark), "org.apache.spark.sql.classic.SparkSession")
-        self._none = getattr(java_class(jvm(spark), "scala.collection.immutable.Nil$"), "MODULE$")
         jrows: Any = rows._jdf  # noqa: SLF001 (as above)
         self._schema = jrows.schema()
         *self._steps, self._read = _down(jrows.queryExecution().executedPlan())
@@ -60,8 +59,7 @@ class _Kept:
         self._sessions.setActiveSession(self._session)
         plan = self._reading(records)
         for step in reversed(self._steps):
-            children = getattr(self._none, "$colon$colon")(plan)
-            plan = step.withNewChildren(children)
+            plan = step.withNewChildren(scala_list([plan]))
         rows = self._session.internalCreateDataFrame(plan.execute(), self._schema, False)
         return DataFrame(rows, self._spark)
 
