@@ -84,7 +84,7 @@ class Intake:
         self._refused = refused.alias("refused")
         self._identity = _identity(message)
         self._routes = Routes(settings)
-        topic = F.when(F.col("refused").isNull(), message.topic)
+        topic = destination()
         self._known = self._routes.known(topic, message.cluster)
         self._looked_for = self._routes.looked_for(topic, message.cluster)
         self._why = _obstacle(message, settings)
@@ -111,6 +111,11 @@ class Intake:
         """Rows for the sink: topic, partition, key, value, headers."""
         known = judged.select("*", self._known).where(self._looked_for)
         return self._routes.rows(known, self._why, self._to)
+
+
+def destination() -> Column:
+    """Where a judged message is to go; null of one that is refused."""
+    return F.when(F.col("refused").isNull(), F.col("asked.topic"))
 
 
 def _identity(message: Waiting) -> tuple[Column, Column]:

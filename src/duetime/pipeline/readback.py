@@ -67,8 +67,8 @@ class ReadBack:
         With `seen`, only what is new is read, and added there.
         """
         seen = seen or Seen()
-        places = self._places(self._here, self._own_topics)
-        ranges = self._appended(self._here, places, since_ms, seen.ends)
+        ends = self._ends(self._here, self._own_topics)
+        ranges = self._appended(self._here, ends, since_ms, seen.ends)
         return self._looked(self._here, ranges, (), seen)
 
     def destinations(
@@ -76,9 +76,10 @@ class ReadBack:
     ) -> DataFrame | None:
         """Of what was appended to these destinations. Warns of those that cannot be read."""
         seen = seen or Seen()
-        places = self._places(self._there, topics)
-        ranges = self._appended(self._there, places, since_ms, seen.ends)
-        self._tell_removed([each for each in places if each not in seen.ends], ranges)
+        ends = self._ends(self._there, topics)
+        ranges = self._appended(self._there, ends, since_ms, seen.ends)
+        new = {place: end for place, end in ends.items() if place not in seen.ends}
+        self._tell_removed(new, ranges)
         return self._looked(self._there, ranges, topics, seen)
 
     def taken_in(self, topic: str, since_ms: int) -> DataFrame | None:
@@ -135,17 +136,16 @@ class ReadBack:
         place = self._progress, *map(F.col, PLACE)
         return [name.alias("id"), delivered.alias("is_delivered"), *place]
 
-    def _places(self, at: "Reach", topics: Sequence[str]) -> list[Place]:
-        """The partitions of those topics that we may read."""
-        return [place for topic in topics for place in self._readable(at, topic)]
+    def _ends(self, at: "Reach", topics: Sequence[str]) -> dict[Place, int]:
+        """Where the partitions end of those topics that we may read."""
+        return at.offsets.ends(place for topic in topics for place in self._readable(at, topic))
 
     def _appended(
-        self, at: "Reach", places: Sequence[Place], since_ms: int, seen: Mapping[Place, int]
+        self, at: "Reach", ends: Mapping[Place, int], since_ms: int, seen: Mapping[Place, int]
     ) -> list[OffsetRange]:
         """The ranges of these partitions that were appended since, and are new."""
-        ends = at.offsets.ends(places)
         firsts: dict[Place, int | None] = dict(seen)
-        firsts |= at.offsets.first_since({each: since_ms for each in places if each not in seen})
+        firsts |= at.offsets.first_since({each: since_ms for each in ends if each not in seen})
         return _between(firsts, ends)
 
     def _readable(self, at: "Reach", topic: str) -> list[Place]:
@@ -155,15 +155,15 @@ class ReadBack:
             self._tell(topic, str(error))
             return []
 
-    def _tell_removed(self, places: Sequence[Place], ranges: Sequence[OffsetRange]) -> None:
+    def _tell_removed(self, ends: Mapping[Place, int], ranges: Sequence[OffsetRange]) -> None:
         """Of destinations: whose first record is the first there is may have had others before.
 
         And so may those that have none at all any more.
         """
-        starts = self._there.offsets.starts(places)
-        firsts = self._there.offsets.ends(places) | {_place(each): each.start for each in ranges}
-        for place in places:
-            if 0 < starts[place] == firsts[place]:
+        starts = self._there.offsets.starts(ends)
+        firsts = {**ends, **{_place(each): each.start for each in ranges}}
+        for place, start in starts.items():
+            if 0 < start == firsts[place]:
                 self._tell(place[0], "its retention is shorter than the interruption was")
 
     def _tell(self, topic: str, why: str) -> None:

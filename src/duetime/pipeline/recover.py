@@ -5,14 +5,14 @@ again after a crash, and after a plain stop too. Here that is done once, in batc
 written already. Each batch is committed, so that a crash meanwhile costs no more than one.
 """
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as W
 from pyspark.sql import functions as F
 
 from duetime.columns import message_id, now_ms
 from duetime.config import Settings
 from duetime.pipeline.faults import Point, reach
-from duetime.pipeline.intake import Intake, intake_records
+from duetime.pipeline.intake import Intake, destination, intake_records
 from duetime.pipeline.kafka import handle_what_is_there, write_batch
 from duetime.pipeline.lanes import lane_records, looked_at_again
 from duetime.pipeline.refusals import asks_to_cancel
@@ -35,7 +35,7 @@ def recover_intake(
             .transform(intake.identified)
             .localCheckpoint()
         )
-        found = scope(asked, _destination(), F.col("asked.cluster"))
+        found = scope(asked, destination(), F.col("asked.cluster"))
         if found is None:
             return
         nonlocal cancels
@@ -64,10 +64,6 @@ def recover_lanes(spark: SparkSession, settings: Settings, written: Written) -> 
 
     records = lane_records(spark, settings, in_batches=True)
     handle_what_is_there(records, handle, settings, "lanes")
-
-
-def _destination() -> Column:
-    return F.when(F.col("refused").isNull(), F.col("asked.topic"))
 
 
 def _first_of_its_id(asked: DataFrame) -> DataFrame:
