@@ -55,7 +55,7 @@ class Callbacks:
             }
         )
         self._closing = threading.Event()
-        self._hosts: dict[str, _Host] = defaultdict(_Host)
+        self._hosts: dict[bytes, _Host] = defaultdict(_Host)
         #: By partition, what is not committed: offsets, and who is told of them.
         self._progress: dict[Place, deque[tuple[int, asyncio.Task[None] | None]]]
         self._progress = defaultdict(deque)
@@ -123,7 +123,8 @@ class Callbacks:
         if not is_listed(callback.url, self._settings):
             log.warning("callback refused host=%s: not in callback_hosts", _host(callback.url))
             return
-        host = self._hosts[_server(callback.url)]
+        # By who answers: the host, and its port where the URL has one.
+        host = self._hosts[httpx.URL(callback.url).netloc]
         if host.waiting >= WAITING_FOR_ONE:
             self._given_up(callback, 0, "too many wait for this host")
             return
@@ -208,14 +209,6 @@ class _Host:
         self.waiting = 0
         #: It did not answer the last time.
         self.is_silent = False
-
-
-def _server(url: str) -> str:
-    """Who answers: the host, and its port where the URL has one."""
-    try:
-        return httpx.URL(url).netloc.decode()
-    except (httpx.InvalidURL, UnicodeError):
-        return "?"
 
 
 def _host(url: str) -> str:
