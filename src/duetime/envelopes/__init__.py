@@ -135,12 +135,17 @@ def without(headers: Column, names: Sequence[str]) -> Column:
     count = F.lit(0)
     for name in names:
         count = count + F.map_contains_key("by_name", name).cast("int")
-    first = F.size(headers) == F.size("by_name")
-    for position in range(len(names)):
-        at = F.get(headers, F.lit(position))["key"]
-        first = first & ((count <= position) | at.isin(*names))
+    leading = F.lit(len(names))
+    for position in reversed(range(len(names))):
+        key = F.get(headers, F.lit(position))["key"]
+        leading = F.when(key.isin(*names), leading).otherwise(position)
+    are_first = (F.size(headers) == F.size("by_name")) & (leading == count)
     others = F.filter(headers, lambda one: ~one["key"].isin(*names))
-    return F.when(first, F.slice(headers, count + 1, F.size(headers))).otherwise(others)
+    return (
+        F.when(F.size(headers) == 0, headers)
+        .when(are_first, F.slice(headers, leading + 1, F.size(headers)))
+        .otherwise(others)
+    )
 
 
 def record_timestamp_ms() -> Column:

@@ -3,7 +3,9 @@
 Spark's from_json finds the small fields. It re-writes an object that it gives as text (numbers,
 spaces, escapes change), and a payload must not change; so the payload is cut out of the raw text by
 one regular expression, which also makes sure that the text is a single object holding the field
-exactly once. Everything in it is possessive, so it never backtracks and uses no stack.
+exactly once. Its groups are possessive, and what follows a run of characters is never one of them:
+so it goes back over no more than the last run, and uses no stack. The runs themselves are not
+possessive, because Java has a loop for those that are not, and a call for each character of others.
 """
 
 from pyspark.sql import Column
@@ -26,16 +28,18 @@ _ESCAPE = (
     rf"|u[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}})"
 )
 # Bare control characters are refused by from_json; a class with a range costs twice as much.
-_STRING = rf'"(?:[^"\\]++|{_ESCAPE})*+"'
+_RUN = r'[^"\\]*'
+_STRING = rf'"{_RUN}(?:{_ESCAPE}{_RUN})*+"'
 # Inside a payload that is delivered as its own text, it has bytes all the same.
-_LENIENT = r'"(?:[^"\\]++|\\.)*+"'
-_SCALAR = r"(?:-?[0-9][0-9.eE+-]*+|true|false|null)"
-_SPACE = r"[ \t\r\n]*+"
+_LENIENT = rf'"{_RUN}(?:\\.{_RUN})*+"'
+_SCALAR = r"(?:-?[0-9][0-9.eE+-]*|true|false|null)"
+_SPACE = r"[ \t\r\n]*"
+_BETWEEN = r'[^"\[\]{}]*'
 
 
 def _nested(string: str, depth: int = DEPTH) -> str:
     inner = "" if depth == 1 else f"|{_nested(string, depth - 1)}"
-    return rf'[\[{{](?:[^"\[\]{{}}]++|{string}{inner})*+[\]}}]'
+    return rf'[\[{{]{_BETWEEN}(?:(?:{string}{inner}){_BETWEEN})*+[\]}}]'
 
 
 _ANY = f"(?:{_STRING}|{_SCALAR}|{_nested(_STRING)})"
