@@ -136,3 +136,18 @@ def test_the_clock_of_the_jvm_is_the_clock_of_this_machine_and_sleeping_is_never
         "began", columns.now_ms().alias("ended")
     )
     assert all(row.ended >= row.began + 20 for row in slept.coalesce(1).collect())
+
+
+def test_a_backoff_doubles_to_the_longest_and_is_spread_over_half_of_it(spark):
+    each = spark.range(2_000).select(F.col("id").cast("string").alias("name"))
+    tried = each.crossJoin(spark.range(1, 41).select(F.col("id").alias("attempts")))
+    waits = columns.backoff_ms(
+        F.col("attempts"), F.lit(1_000), F.lit(60_000), spread=[F.col("name"), F.col("attempts")]
+    )
+    by_attempts = tried.select("attempts", waits.alias("ms")).groupBy("attempts")
+    found = by_attempts.agg(F.min("ms"), F.max("ms"), F.countDistinct("ms")).collect()
+    for attempts, least_ms, most_ms, different in found:
+        whole_ms = min(1_000 * 2 ** (attempts - 1), 60_000)
+        assert whole_ms / 2 <= least_ms < whole_ms * 0.52
+        assert whole_ms * 0.98 < most_ms < whole_ms
+        assert different > 400

@@ -189,6 +189,11 @@ QUEUES = {
 }
 
 
+#: A destination whose messages are tried once more than others.
+STUBBORN = f"to_{uuid.uuid4().hex[:8]}"
+RETRY_TOPICS = {STUBBORN: {"attempts": 3, "backoff_ms": 1_000}}
+
+
 @pytest.fixture(scope="session")
 def down(broker):
     """Makes everything but the pipeline, whose checkpoint is the directory given."""
@@ -198,7 +203,8 @@ def down(broker):
 @pytest.fixture(scope="session")
 def live(down, tmp_path_factory, _jvm_ends_well):
     """One pipeline for all tests that need no other; it runs as `duetime run` would."""
-    found = down(tmp_path_factory.mktemp("checkpoint"), queues=QUEUES)
+    directory = tmp_path_factory.mktemp("checkpoint")
+    found = down(directory, queues=QUEUES, retry_topics=RETRY_TOPICS)
     create_topics(found.settings)
     pipeline = Pipeline(found.settings, jars=pipeline_jars())
     pipeline.start()

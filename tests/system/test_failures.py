@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 from confluent_kafka.admin import NewPartitions
-from tests.system.conftest import now_ms
+from tests.system.conftest import RETRY_TOPICS, STUBBORN, now_ms
 
 from duetime.message import DUE_AT_MS, DUE_EXPIRES_MS, DUE_ID, DUE_TOPIC
 
@@ -51,6 +51,16 @@ def test_a_partition_that_the_destination_lacks_harms_no_other_message(live, sen
     assert letter.by_name["due-error"] == b"no-such-partition"
     assert letter.by_name["due-attempts"] == b"2"
     assert int(letter.by_name["due-failed-first-ms"]) < int(letter.by_name["due-failed-last-ms"])
+
+
+def test_a_destination_may_have_attempts_and_a_backoff_of_its_own(live, sender, dead):
+    live.inbox_when_there(STUBBORN)
+    letter = of(dead, sender.produce(STUBBORN, "x", partition=7, in_=timedelta(0)))
+    policy = RETRY_TOPICS[STUBBORN]
+    assert letter.by_name["due-attempts"] == str(policy["attempts"]).encode()
+    first_ms, last_ms = (int(letter.by_name[f"due-failed-{each}-ms"]) for each in ("first", "last"))
+    # Two waits, the second twice as long, each cut to half of it or more.
+    assert last_ms - first_ms >= (1 + 2) * policy["backoff_ms"] / 2
 
 
 def test_a_topic_that_comes_to_be_gets_its_message(live, sender, dead):

@@ -1,10 +1,20 @@
 """A cluster that wants TLS and a password: every client of duetime gets through, Spark's too."""
 
+import uuid
 from datetime import timedelta
 
 import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 from tests.conftest import small_settings
-from tests.system.conftest import Live
+from tests.system.conftest import Inbox, Live
 
 from duetime.admin import create_topics
 from duetime.bench.crash import pipeline_process
@@ -17,10 +27,13 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
 
 USER, PASSWORD = "duetime", 's"e\\cret'
 
+#: How the broker's other listener is reached, where everything is allowed.
+PLAIN = {"security_protocol": "PLAINTEXT", "ssl_ca": None}
+
 
 @pytest.fixture(scope="module")
 def secured(certificate, tmp_path_factory):
-    """The settings for a broker that has a listener with SASL over TLS beside its own."""
+    """A broker with a listener for SASL over TLS: its own, that one, and the certificate."""
     key, chain = certificate
     store = key.with_name("store.pem")
     store.write_text(key.read_text() + chain.read_text())
@@ -37,36 +50,99 @@ def secured(certificate, tmp_path_factory):
             f"{name}:{each}" for name, each in kinds.items()
         ),
         "sasl.enabled.mechanisms": "PLAIN",
+        # Everybody may do everything, but with topics that have rules of their own.
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+        "super.users": "User:ANONYMOUS",
         "listener.name.secure.plain.sasl.jaas.config": jaas,
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(store),
     }
     with LocalBroker(tmp_path_factory.mktemp("kafka"), plain, properties):
-        yield small_settings(
-            f"{HOST}:{port}",
-            checkpoint=tmp_path_factory.mktemp("checkpoint").as_uri(),
-            security_protocol="SASL_SSL",
-            sasl_mechanism="PLAIN",
-            sasl_username=USER,
-            sasl_password=PASSWORD,
-            ssl_ca=chain,
-        )
+        yield f"{HOST}:{plain}", f"{HOST}:{port}", chain
 
 
-def test_messages_are_delivered_through_tls_and_a_password(secured):
+@pytest.fixture
+def settings(secured, tmp_path):
+    """A namespace of its own there, reached with a password."""
+    _, bootstrap, chain = secured
+    return small_settings(
+        bootstrap,
+        checkpoint=tmp_path.as_uri(),
+        security_protocol="SASL_SSL",
+        sasl_mechanism="PLAIN",
+        sasl_username=USER,
+        sasl_password=PASSWORD,
+        ssl_ca=chain,
+        retry_attempts=2,
+        retry_backoff_ms=200,
+    )
+
+
+def topic_with_rights(live, secured, *operations):
+    """A destination with which duetime's user may do this, and no more."""
+    # Only who has all rights may give some: who came in without a password.
+    admin = AdminClient({"bootstrap.servers": secured[0]})
+    name = f"to_{uuid.uuid4().hex[:8]}"
+    user, anywhere = f"User:{USER}", "*"
+    place = ResourceType.TOPIC, name, ResourcePatternType.LITERAL
+    for created in admin.create_acls(
+        [AclBinding(*place, user, anywhere, each, AclPermissionType.ALLOW) for each in operations]
+    ).values():
+        created.result()
+    for created in admin.create_topics([NewTopic(name, num_partitions=1)]).values():
+        created.result()
+    live.inbox_when_there(name)
+    return name
+
+
+def test_messages_are_delivered_and_where_we_may_not_write_they_are_dead_letters(secured, settings):
     from duetime.client import Producer as Client  # noqa: PLC0415 (another Producer is in conftest)
 
-    create_topics(secured)
-    live = Live(secured)
+    create_topics(settings)
+    live = Live(settings)
     topic = live.topic()
-    with pipeline_process(secured), Client(secured) as client:
-        ids = {client.produce(topic, "x", in_=timedelta(seconds=each)) for each in (0, 1, 6)}
+    theirs = topic_with_rights(live, secured, AclOperation.DESCRIBE, AclOperation.READ)
+    with pipeline_process(settings), Client(settings) as client:
+        delays = [timedelta(seconds=each) for each in (0, 1, 6)]
+        refused = {client.produce(theirs, "x", in_=each) for each in delays}
+        ids = {client.produce(topic, "x", in_=each) for each in delays}
         arrived = live.inbox(topic).take(3)
+        letters = live.inbox(live.names.dead).take(3)
     assert {each.id for each in arrived} == ids
+    assert {each.id for each in letters} == refused
+    assert {each.by_name["due-error"] for each in letters} == {b"not-authorised"}
+    assert {each.by_name["due-attempts"] for each in letters} == {b"2"}
     live.close()
 
 
-def test_a_wrong_password_gets_nothing_and_is_told_so_at_once(secured):
-    wrong = secured.model_copy(update={"sasl_password": type(secured.sasl_password)("wrong")})
+@pytest.mark.hostile
+def test_where_we_may_not_read_back_one_warning_says_so_and_nothing_is_lost(
+    secured, settings, capfd
+):
+    from duetime.client import Producer as Client  # noqa: PLC0415 (another Producer is in conftest)
+
+    create_topics(settings)
+    live = Live(settings)
+    unread = topic_with_rights(live, secured, AclOperation.DESCRIBE, AclOperation.WRITE)
+    inbox = Inbox(settings.model_copy(update=PLAIN | {"bootstrap": secured[0]}), [unread])
+    with Client(settings) as client:
+        step = timedelta(milliseconds=100)
+        with pipeline_process(settings):
+            ids = {client.produce(unread, "x", in_=each * step) for each in range(300)}
+            client.flush()
+            inbox.until(lambda: len(inbox.arrived) > 20, "the first")
+        with pipeline_process(settings):
+            inbox.until(lambda: {each.id for each in inbox.arrived} >= ids, "all")
+    log = capfd.readouterr().err.splitlines()
+    told = [line for line in log if "may come twice" in line]
+    assert len(told) == 1
+    assert f"topic={unread}" in told[0]
+    inbox.close()
+    live.close()
+
+
+def test_a_wrong_password_gets_nothing_and_is_told_so_at_once(settings):
+    wrong = settings.model_copy(update={"sasl_password": type(settings.sasl_password)("wrong")})
     with pytest.raises(KafkaError, match="turns us away"):
         create_topics(wrong)
