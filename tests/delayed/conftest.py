@@ -5,7 +5,15 @@ import uuid
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
 
 from duetime.clock import SystemClock
 from duetime.delayed import DelayedConsumer
@@ -46,6 +54,13 @@ class DelayedTopic:
         until_s = time.monotonic() + PATIENCE_S
         while len(self._producer.list_topics(self.name).topics[self.name].partitions) < count:
             assert time.monotonic() < until_s
+
+    def configure(self, name, value):
+        """Change one of its settings."""
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, self.name, incremental_configs=[entry])
+        for changed in self.admin.incremental_alter_configs([resource]).values():
+            changed.result()
 
     def flush(self):
         assert self._producer.flush(PATIENCE_S) == 0

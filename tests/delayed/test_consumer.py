@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.delayed.conftest import PATIENCE_S, DelayedTopic, read, values
 
 from duetime.delayed import DelayedConsumer
-from duetime.errors import ConfigError
+from duetime.errors import ConfigError, KafkaError
 from duetime.message import DELIVER_AFTER_MS
 from duetime.metrics import DELAYED_REMOVED
 
@@ -280,3 +280,74 @@ def test_what_a_killed_consumer_had_is_read_on_by_the_other(two_partitions, now_
 def test_a_property_that_cannot_be_is_refused_by_name(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         DelayedConsumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "g"} | wrong)
+
+
+def test_a_segment_file_that_retention_has_cut_is_read_from_the_log(topic, now_ms, tmp_path):
+    files = {"delayed_index_location": tmp_path.as_uri(), "delayed_segment_records": 100}
+    for number in range(300):
+        topic.send(now_ms + 1_000 + number, str(number))
+    topic.send(now_ms - 1_000, "due")
+    topic.flush()
+    with topic.reader(**files) as consumer:
+        assert values(read(consumer, 1)) == ["due"]
+    topic.remove_before(150)
+    with topic.reader(**files) as consumer:
+        assert values(read(consumer, 150)) == [str(each) for each in range(150, 300)]
+
+
+def test_who_begins_at_the_end_passes_on_what_waits_since_then(topic, now_ms):
+    topic.send(now_ms, "before")
+    topic.flush()
+    with topic.reader(auto_offset_reset="latest", enable_auto_commit=False) as consumer:
+        assigned = consumer.poll(1) is None
+        while not consumer.assignment():
+            assigned = consumer.poll(1) is None
+        assert assigned
+        topic.send(now_ms + 1_000, "since")
+        topic.flush()
+    with topic.reader(auto_offset_reset="latest") as consumer:
+        assert values(read(consumer, 1)) == ["since"]
+
+
+def test_what_could_not_be_put_off_is_put_off_by_the_next_commit(broker, now_ms):
+    topic = DelayedTopic(broker.bootstrap, **{"max.message.bytes": "1000"})
+    retry = {"delayed_backoff_ms": 50, "enable_auto_commit": False}
+    # With what a retry has of its own it is too large.
+    topic.send(now_ms, "x" * 880)
+    topic.flush()
+    with topic.reader(**retry) as consumer:
+        (found,) = read(consumer, 1)
+        found.unack()
+        with pytest.raises(KafkaError, match="nothing is committed"):
+            consumer.commit(asynchronous=False)
+        topic.configure("max.message.bytes", "2000")
+        consumer.commit(asynchronous=False)
+        (again,) = read(consumer, 1)
+    assert again.value() == found.value()
+
+
+def test_a_read_that_fails_is_repeated_and_loses_nothing(topic, now_ms, monkeypatch):
+    for number in range(300):
+        topic.send(now_ms, str(number))
+    topic.flush()
+    # Nothing is kept, and so everything is read when its time comes.
+    with topic.reader(delayed_kept_bytes=1, enable_auto_commit=False) as consumer:
+        first = read(consumer, 1)
+        (partition,) = consumer._partitions.values()
+        whole = partition.reader.batches
+        failures = iter([True, True])
+
+        def sometimes(*asked):
+            if next(failures, False):
+                raise KafkaError("away")
+            return whole(*asked)
+
+        monkeypatch.setattr(partition.reader, "batches", sometimes)
+        rest, failed = [], 0
+        while len(rest) < 299:
+            try:
+                rest += consumer.consume(500, 1)
+            except KafkaError:
+                failed += 1
+        assert values([*first, *rest]) == [str(each) for each in range(300)]
+        assert failed > 0

@@ -3,13 +3,15 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetime.delayed.cursor import Cursor
 from duetime.delayed.entries import entries_of
-from duetime.delayed.files import SegmentFiles
+from duetime.delayed.files import SegmentFiles, SegmentLost
 from duetime.delayed.index import DeliverAfterIndex, Limits
+from duetime.delayed.segments import Closed
 
 #: The end of all time, in these tests.
 DOOMSDAY_MS = 10_000_000
@@ -173,6 +175,26 @@ def test_a_group_does_not_take_the_segments_of_another(tmp_path):
     # What is committed is of no more use.
     assert list(files_in(str(tmp_path), "shop/eu").segments(1)) == []
     assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def test_a_segment_that_is_lost_takes_nothing_from_the_others():
+    index, is_lost = DeliverAfterIndex(Cursor.start(0), 0), True
+
+    def lost():
+        if is_lost:
+            raise SegmentLost("file")
+        return entries_of([20], [1])
+
+    first = Closed(
+        start=0, end=1, count=1, first_ms=10, last_ms=10, load=lambda: entries_of([10], [0])
+    )
+    index.adopt(first)
+    index.adopt(Closed(start=1, end=2, count=1, first_ms=20, last_ms=20, load=lost))
+    with pytest.raises(SegmentLost):
+        index.take(1_000, 10)
+    assert index.first_pending() == 0
+    is_lost = False
+    assert pairs(index.take(1_000, 10).entries) == [(10, 0), (20, 1)]
 
 
 def damage(path):

@@ -14,6 +14,7 @@ from tests.delayed.conftest import PATIENCE_S
 
 from duetime.bench.load import revealed
 from duetime.connection import librdkafka_properties
+from duetime.delayed import visible
 from duetime.delayed.visible import Visible
 from duetime.message import DELIVER_AFTER_MS
 from duetime.topics import TopicNames
@@ -71,10 +72,10 @@ def shown(broker):
 
 @pytest.fixture
 def running(shown):
-    visible = Visible(shown.settings, shown.delayed)
-    visible.start()
+    keeper = Visible(shown.settings, shown.delayed)
+    keeper.start()
     yield shown
-    visible.close()
+    keeper.close()
 
 
 def test_records_appear_in_their_partition_in_the_order_of_their_times(running, now_ms):
@@ -116,6 +117,35 @@ def test_what_cannot_appear_is_rejected_or_failed_and_holds_up_nothing(running, 
     assert (words["due-error"], words["due-partition"]) == (b"no-such-partition", b"2")
 
 
+def test_what_was_taken_before_a_pause_and_not_sent_appears_after_it(
+    shown, now_ms, monkeypatch, caplog
+):
+    monkeypatch.setattr(visible, "REST_S", 0.1)
+    # Whatever is taken, too much time has passed since.
+    monkeypatch.setattr(visible, "PAUSE_S", -1.0)
+    for number in range(1_200):
+        shown.send(now_ms + number % 700, f"{number}")
+    shown.flush()
+    running = Visible(shown.settings, shown.delayed)
+    running.start()
+    until_s = time.monotonic() + PATIENCE_S
+    while caplog.text.count("is read again") < 3:
+        assert time.monotonic() < until_s
+    monkeypatch.setattr(visible, "PAUSE_S", 4.0)
+    found = shown.records(shown.name, 1_200)
+    running.close()
+    assert {int(each.value()) for each in found} == set(range(1_200))
+
+
+def test_a_record_that_was_delivered_before_and_is_sent_again_has_its_new_id_alone(running, now_ms):
+    old = [("due-id", b"000000000001-old"), ("due-at-ms", b"1"), ("a", b"b")]
+    running.send(now_ms, "again", headers=old)
+    running.flush()
+    (found,) = running.records(running.name, 1)
+    assert [name for name, _ in found.headers()] == ["due-at-ms", "due-id", "a", DELIVER_AFTER_MS]
+    assert dict(found.headers())["due-id"].endswith(f"-@{running.delayed}.0.0".encode())
+
+
 VISIBLE = """
 import json, sys
 from duetime.config import Settings
@@ -136,10 +166,10 @@ def test_killed_at_any_moment_each_appears_once_and_in_order(shown, now_ms):
             while shown.count(shown.name) < count:
                 assert time.monotonic() < until_s
             process.kill()
-    visible = Visible(shown.settings, shown.delayed)
-    visible.start()
+    keeper = Visible(shown.settings, shown.delayed)
+    keeper.start()
     found = [int(each.value()) for each in shown.records(shown.name, 3_000)]
-    visible.close()
+    keeper.close()
     assert found == sorted(range(3_000), key=lambda number: (number * 7919 % 3_000, number))
 
 

@@ -303,6 +303,50 @@ def test_a_server_that_would_lose_messages_is_refused(tmp_path, properties, word
     assert "set " in str(refused.value) or "use " in str(refused.value)
 
 
+def test_a_server_without_room_saves_nothing_more_and_delivers_what_it_has(tmp_path):
+    with local_redis(tmp_path, {"maxmemory": "4mb"}) as server:
+        settings = Settings(store=server.url)
+        saver, count = Saver(settings), 0
+
+        def fill():
+            nonlocal count
+            while count < 1_000:
+                saver.save([row(NOW_MS, str(count), value=bytes(50_000))])
+                count += 1
+
+        with pytest.raises(StoreError, match="maxmemory"):
+            fill()
+        # As after a crash: a new leader begins, too.
+        store = open_store(settings)
+        saver.begin_term()
+        claims = store.overdue(NOW_MS + 1)
+        store.begin(claims, NOW_MS)
+        assert sum(each.count for each in claims) == count > 0
+        store.settle(claims)
+        store.close()
+        Saver(settings).save([row(NOW_MS, "later")])
+
+
+def test_what_was_claimed_before_redis_failed_is_found_again(opened, settings, monkeypatch):
+    store = opened()
+    Saver(settings).save([row(NOW_MS, str(number)) for number in range(100)])
+    claim, calls = store._shards.claim, iter([True])
+
+    def once(*asked):
+        if next(calls, None):
+            return claim(*asked)
+        raise StoreError("away")
+
+    monkeypatch.setattr(store._shards, "claim", once)
+    with pytest.raises(StoreError):
+        store.overdue(NOW_MS + 1)
+    monkeypatch.undo()
+    until_s, found = time.monotonic() + 30, 0
+    while found < 100:
+        assert time.monotonic() < until_s
+        found += sum(each.count for each in store.overdue(NOW_MS + 1))
+
+
 def test_tls_user_password_and_database_are_used_and_the_password_is_never_told(
     tmp_path, certificate
 ):

@@ -178,11 +178,16 @@ def test_a_kill_between_two_steps_of_a_turn_loses_nothing_and_sends_nothing_twic
     live, tmp_path, point
 ):
     topic = live.topic()
-    # Due while it starts: the first turn after the warm-up has them.
-    ids = schedule(live, topic, 300, over_s=10)
+    ids = set()
+    inbox = live.inbox(topic)
     with running(live, tmp_path, DUETIME_FAULT=point) as process:
-        inbox = live.inbox(topic)
-        inbox.until(lambda: not process.running, "the fault")
+
+        def is_over():
+            # What is due before it is ready goes straight on; others wait, and have their turn.
+            ids.update(schedule(live, topic, 5, over_s=1, after_s=6))
+            return not process.running
+
+        inbox.until(is_over, "the fault")
     with running(live, tmp_path):
         complete(live, topic, inbox, ids)
 

@@ -13,6 +13,7 @@ that is not delivered, with the cursor as its metadata: other tools see a group 
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
@@ -108,14 +109,19 @@ class DelayedConsumer:
             _call(on_assign, self, partitions)
 
         def revoke(_: Consumer, partitions: list[TopicPartition]) -> None:
-            if self._options.auto_commit:
-                self.commit(asynchronous=False)
-            _call(on_revoke, self, partitions)
-            self._unassign(partitions)
+            try:
+                if self._options.auto_commit:
+                    self.commit(asynchronous=False)
+                _call(on_revoke, self, partitions)
+            finally:
+                # They are another's, whether or not that was committed.
+                self._unassign(partitions)
 
         def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
-            _call(on_lost or on_revoke, self, partitions)
-            self._unassign(partitions)
+            try:
+                _call(on_lost or on_revoke, self, partitions)
+            finally:
+                self._unassign(partitions)
 
         self._consumer.subscribe(list(topics), on_assign=assign, on_revoke=revoke, on_lost=lost)
 
@@ -143,11 +149,16 @@ class DelayedConsumer:
         return self._next()
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[DelayedMessage]:
-        """Up to so many records: what is due by the time that the first one is, or none."""
-        found = [self.poll(timeout)]
-        while found[-1] is not None and len(found) < num_messages:
-            found.append(self.poll(0))
-        return [each for each in found if each is not None]
+        """Up to so many records: what is due by the time that the first one is, or none.
+
+        Raises KafkaError where there is none yet; later, the next call does.
+        """
+        first = self.poll(timeout)
+        found = [first] if first else []
+        # Without looking for others: a rebalance would commit what nobody has been given yet.
+        while found and len(found) < num_messages and self._is_ready():
+            found.append(self._next())
+        return found
 
     def commit(
         self,
@@ -234,14 +245,21 @@ class DelayedConsumer:
     def _put_off(self, message: DelayedMessage, retry_in: timedelta | None) -> None:
         self._putting_off.put_off(message.due.record, retry_in, self._clock.now_ms())
 
+    def _is_ready(self) -> bool:
+        """Whether there is another of those that are known."""
+        if not self._ready:
+            with suppress(KafkaError):
+                self._take(self._clock.now_ms())
+        return bool(self._ready)
+
     def _take(self, now_ms: int) -> None:
         for partition in self._partitions.values():
-            if partition.index.next_ms() <= now_ms:
+            if partition.next_ms() <= now_ms:
                 for due in partition.take(now_ms, AT_ONCE):
                     self._ready.append((partition, due))
 
     def _wait_s(self, now_ms: int, until_ms: int | None) -> float:
-        times = [each.index.next_ms() for each in self._partitions.values()]
+        times = [each.next_ms() for each in self._partitions.values()]
         wait_ms = min([*times, now_ms + int(WAIT_S * 1_000)]) - now_ms
         if until_ms is not None:
             wait_ms = min(wait_ms, until_ms - now_ms)
@@ -254,15 +272,19 @@ class DelayedConsumer:
         if first is None:
             return
         records: dict[Place, list[Message]] = {}
+        failed = None
         for record in (first, *self._consumer.consume(BATCH, 0)):
-            error = record.error()
-            if error is not None:
-                raise KafkaError(f"delayed topics cannot be read ({error.str()}): is Kafka well?")
+            if (error := record.error()) is not None:
+                failed = error
+                continue
             records.setdefault((record.topic() or "", record.partition() or 0), []).append(record)
         now_ms = self._clock.now_ms()
         for place, found in records.items():
             if place in self._partitions:
                 self._partitions[place].append(found, now_ms)
+        # What came with it comes no second time.
+        if failed is not None:
+            raise KafkaError(f"delayed topics cannot be read ({failed.str()}): is Kafka well?")
 
     def _assign(self, partitions: list[TopicPartition]) -> None:
         # Until this is done: a partition that could not be opened would be passed over.
@@ -274,6 +296,10 @@ class DelayedConsumer:
         now_ms = self._clock.now_ms()
         opened = [self._opening.open(each, now_ms) for each in committed]
         self._partitions |= {each.place: each for each in opened}
+        # Whoever comes next would begin elsewhere, and pass over what waits until now.
+        begun = [each for each, at in zip(opened, committed, strict=True) if at.offset < 0]
+        if begun and not self._options.from_beginning:
+            self._commit({each: each.position() for each in begun}, asynchronous=False)
         ends = [TopicPartition(*each.place, each.index.end) for each in opened]
         if self._is_cooperative:
             self._consumer.incremental_assign(ends)

@@ -50,9 +50,10 @@ class SegmentFiles:
     def write(self, segment: Closed) -> None:
         """Write it down. What cannot be written is told, and stays in memory."""
         columns = {name: pa.array(segment.entries[name]) for name in SCHEMA.names}
-        system, directory = self._place()
-        path = f"{directory}/{NAME.format(start=segment.start, end=segment.end)}"
+        path = NAME.format(start=segment.start, end=segment.end)
         try:
+            system, directory = self._place()
+            path = f"{directory}/{path}"
             system.create_dir(directory, recursive=True)
             pq.write_table(
                 pa.table(columns, schema=SCHEMA), path, filesystem=system, write_page_checksum=True
@@ -64,9 +65,14 @@ class SegmentFiles:
 
     def segments(self, first: int) -> Iterator[Closed]:
         """Those that reach beyond this offset, in order; others, and damaged ones, are removed."""
-        system, directory = self._place()
-        selector = fs.FileSelector(directory, allow_not_found=True)
-        for path in sorted(each.path for each in system.get_file_info(selector)):
+        try:
+            system, directory = self._place()
+            selector = fs.FileSelector(directory, allow_not_found=True)
+            paths = sorted(each.path for each in system.get_file_info(selector))
+        except DAMAGED as error:
+            log.warning("all is read from the log place=%s error=%s", self.location, error)
+            return
+        for path in paths:
             segment = _opened(system, path)
             if segment is None or segment.end <= first:
                 _remove(system, path)
@@ -75,7 +81,11 @@ class SegmentFiles:
 
     def remove(self, segment: Closed) -> None:
         """Remove its file. Safe to repeat."""
-        system, directory = self._place()
+        try:
+            system, directory = self._place()
+        except DAMAGED as error:
+            log.warning("segment's file stays place=%s error=%s", self.location, error)
+            return
         _remove(system, f"{directory}/{NAME.format(start=segment.start, end=segment.end)}")
 
     def _place(self) -> tuple[fs.FileSystem, str]:

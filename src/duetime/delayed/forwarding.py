@@ -9,6 +9,7 @@ import confluent_kafka
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import Message, TopicPartition
 
+from duetime.clock import SystemClock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.delayed.consumer import DelayedConsumer
@@ -16,6 +17,7 @@ from duetime.delayed.log import DIGITS, LogReader, Place, delay_ms, deliver_afte
 from duetime.delayed.message import DelayedMessage
 from duetime.errors import KafkaError, Reason
 from duetime.message import (
+    ADDRESS,
     DELIVER_AFTER_MS,
     DUE_AT_MS,
     DUE_ERROR,
@@ -70,31 +72,39 @@ class Forwarding:
         )
         #: Where the destination will go on, by the partition.
         self._ends: dict[int, int] = {}
-        #: What was found there already, by the offset in the delayed topic.
+        #: What was found there already, by the offset in the delayed topic, and where that begins.
         self._found: dict[int, set[int]] = {}
+        self._begins: dict[int, int] = {}
+        #: Until when what was found is due.
+        self._begun_ms = 0
         self._broken: str | None = None
 
     def begin(self, consumer: DelayedConsumer, places: Sequence[TopicPartition]) -> None:
         """Read back what was sent after the last commit. Raises KafkaError."""
-        notes = consumer.notes()
+        # The commit below is of all partitions.
+        self._arrived()
+        notes, self._begun_ms = consumer.notes(), SystemClock().now_ms()
         for each in places:
             start, end = notes.get((each.topic, each.partition), ""), self._end(each.partition)
             begin = int(start) if start.isdecimal() else end
             self._found[each.partition] = self._sent_since((self._to, each.partition), begin, end)
-            self._ends[each.partition] = begin
+            self._begins[each.partition] = self._ends[each.partition] = begin
         # Before the first record is sent it must be known where to read back from.
         consumer.commit(asynchronous=False, notes=self._notes())
 
     def forward(self, message: DelayedMessage) -> None:
         """Send it to its destination, or say why not where that is told; not waited for."""
         record, found = message.due.record, self._found.get(message.partition(), set())
+        if (message.deliver_after_ms or 0) > self._begun_ms:
+            # What was sent before is due before, and has been passed.
+            found.clear()
         if message.offset() in found:
             found.remove(message.offset())
         elif refused := self._refusal(record):
             self._send(self._names.rejected, record, [*headers_of(record), *_said(record, refused)])
         else:
             own = [(DUE_AT_MS, _due(message)), (DUE_ID, str(self._id(message)).encode())]
-            self._send(self._to, record, [*own, *headers_of(record)], message.partition(), message)
+            self._send(self._to, record, [*own, *_passed_on(record)], message.partition(), message)
 
     def check(self) -> None:
         """Raises KafkaError where it is not known whether something has arrived."""
@@ -107,11 +117,12 @@ class Forwarding:
 
         Raises KafkaError.
         """
-        left = self._producer.flush(FLUSH_S)
-        self.check()
-        if left:
-            raise KafkaError(f"{left} records have not arrived in time: they are read back")
+        self._arrived()
         consumer.commit(asynchronous=not wait, notes=self._notes())
+
+    def give_up(self, why: str) -> None:
+        """Commit nothing more: what was taken in was perhaps not sent."""
+        self._broken = self._broken or why
 
     def hand_over(self, consumer: DelayedConsumer) -> None:
         """Commit for whoever has the partitions next, who reads back what is not known."""
@@ -134,8 +145,19 @@ class Forwarding:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _arrived(self) -> None:
+        """Wait until all that was sent is there. Raises KafkaError."""
+        left = self._producer.flush(FLUSH_S)
+        self.check()
+        if left:
+            raise KafkaError(f"{left} records have not arrived in time: they are read back")
+
     def _notes(self) -> dict[Place, str]:
-        return {(self._from, partition): str(end) for partition, end in self._ends.items()}
+        """Where to read back from: what was found there is to be found again until it is passed."""
+        return {
+            (self._from, partition): str(self._begins[partition] if self._found[partition] else end)
+            for partition, end in self._ends.items()
+        }
 
     def _end(self, partition: int) -> int:
         # A destination that is not there yet has nothing to be read back.
@@ -212,10 +234,15 @@ class Forwarding:
             DUE_AT_MS: _due(message),
             DUE_ID: str(self._id(message)).encode(),
         }
-        headers = [*((name, waiting[name]) for name in WAITING_HEADERS), *headers_of(record)]
+        headers = [*((name, waiting[name]) for name in WAITING_HEADERS), *_passed_on(record)]
         detail = f"the visible topic does not take it: {error.str()}"
         said = [(DUE_ERROR, str(why).encode()), (DUE_ERROR_DETAIL, detail.encode())]
         self._send(self._names.failed, record, [*headers, *said])
+
+
+def _passed_on(record: Message) -> list[Header]:
+    """The sender's headers: what it has of an earlier delivery would be taken for ours."""
+    return [header for header in headers_of(record) if header[0] not in ADDRESS]
 
 
 def _due(message: DelayedMessage) -> bytes:

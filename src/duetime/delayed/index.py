@@ -132,6 +132,7 @@ class DeliverAfterIndex:
         self._segments.append(segment)
         self._active = Active(segment.end)
         self._arrive(segment.between(-1, self._near_until_ms))
+        segment.passed(self._near_until_ms)
 
     def pass_over(self, end: int) -> None:
         """The log has nothing more before this offset."""
@@ -233,6 +234,9 @@ class DeliverAfterIndex:
             return
         until_ms = max(now_ms + NEAR_MS, self._near_until_ms)
         found = [each.between(self._near_until_ms, until_ms) for each in self._all_segments()]
+        # Not before all are found: a segment may be lost.
+        for each in self._segments:
+            each.passed(until_ms)
         self._near = in_order(self._near, *found)
         self._near_until_ms = until_ms
 

@@ -71,6 +71,8 @@ class DelayedPartition:
     #: What is taken and not returned yet.
     _taken: Batch | None = field(default=None, init=False)
     _returned: int = field(default=0, init=False)
+    #: What is taken from the index, and whose records could not be read yet.
+    _unread: Batch | None = field(default=None, init=False)
     _cursor: Cursor = field(init=False)
     _committed: Position = field(init=False)
     #: The first offset that the log still has, as far as is known.
@@ -82,12 +84,14 @@ class DelayedPartition:
         if max(position.offset, position.cursor.known_end) > end:
             log.warning("the topic is not what it was: read from its beginning end=%d", end)
             position = Position(first, Cursor.start(first))
-        self._taken, self._cursor, self._committed = None, position.cursor, position
+        self._taken = self._unread = None
+        self._cursor, self._committed = position.cursor, position
         self.index = DeliverAfterIndex(
             position.cursor, position.offset, files=self.files, limits=self.limits
         )
         for segment in self.files.segments(position.offset) if self.files else ():
-            if segment.start >= self.index.end:
+            # One that retention has cut is read from the log, like what follows.
+            if segment.start >= max(self.index.end, first):
                 self._read(first, segment.start, now_ms)
                 self.index.close()
                 self.index.adopt(segment)
@@ -107,16 +111,24 @@ class DelayedPartition:
         new = [each for each in records if (each.offset() or 0) >= self.index.end]
         found = entries(new, self.group, self.longest_ms)
         self.index.append(found, now_ms)
-        self.payloads.keep(found, new)
+        self.payloads.keep(found[~self._cursor.delivered(found)], new)
+
+    def next_ms(self) -> int:
+        """When to take again, unless something is appended before; epoch ms."""
+        return self.index.next_ms() if self._unread is None else 0
 
     def take(self, now_ms: int, limit: int) -> list[Due]:
-        """What is due, in order, at most so many. Take all of it before the next one."""
-        batch = self._batch(now_ms, limit)
+        """What is due, in order, at most so many. Take all of it before the next one.
+
+        Where its records cannot be read, the next call tries the same again.
+        """
+        batch = self._unread or self._batch(now_ms, limit)
         if not batch.entries.size:
             return []
-        self._taken, self._returned = batch, 0
+        self._taken, self._returned, self._unread = batch, 0, batch
         upcoming = self.index.upcoming(UPCOMING)
         records = self.payloads.take(batch.entries, upcoming, self._batches)
+        self._unread = None
         return self._found(batch, records)
 
     def take_entries(self, now_ms: int, most: int | None) -> Entries:

@@ -65,10 +65,14 @@ class Payloads:
         Where some have to be read again, what is upcoming is read with them.
         """
         offsets = entries["offset"].tolist()
-        missing = [each for each in offsets if each not in self._kept]
-        found = self._read(missing, upcoming, read) if missing else {}
-        self.count_removed(len(missing) - len(found))
-        return [found[each] if each in found else self._taken(each) for each in offsets]
+        # Out first: what is read makes room for itself among what is kept.
+        found = {each: self._taken(each) for each in offsets if each in self._kept}
+        missing = [each for each in offsets if each not in found]
+        if missing:
+            read_now = self._read(missing, upcoming, read)
+            self.count_removed(len(missing) - len(read_now))
+            found |= read_now
+        return [found.get(each) for each in offsets]
 
     def count_removed(self, count: int) -> None:
         """Note that retention has removed so many that were not delivered."""

@@ -2,7 +2,7 @@
 
 import threading
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import confluent_kafka
 
@@ -15,13 +15,22 @@ from duetime.outgoing import Header
 TIMEOUT_S = 30.0
 
 
+class Sending(NamedTuple):
+    """What is put off, and its topic and perhaps partition."""
+
+    record: confluent_kafka.Message
+    headers: list[Header]
+    to: dict[str, Any]
+
+
 class PuttingOff:
     """The producer of a consumer; opened when something is put off first. Thread-safe."""
 
     def __init__(self, options: ConsumerOptions) -> None:
         self._options = options
         self._producer: confluent_kafka.Producer | None = None
-        self._failed: list[str] = []
+        #: What has not arrived: why, the record, its headers, and where it was sent.
+        self._failed: list[tuple[str, Sending]] = []
         self._lock = threading.Lock()
 
     def put_off(
@@ -39,14 +48,21 @@ class PuttingOff:
         self._send(record, headers, topic=record.topic() or "", partition=record.partition() or 0)
 
     def flush(self) -> None:
-        """Wait until everything has arrived. Raises KafkaError where something has not."""
+        """Wait until everything has arrived, after another try for what has not.
+
+        Raises KafkaError where something has not now.
+        """
         if self._producer is None:
             return
+        with self._lock:
+            again, self._failed = self._failed, []
+        for _, sending in again:
+            self._produce(sending)
         left = self._producer.flush(TIMEOUT_S)
         with self._lock:
-            failed, self._failed = self._failed, []
+            failed = list(self._failed)
         if left or failed:
-            why = failed[0] if failed else "no answer"
+            why = failed[0][0] if failed else "no answer"
             raise KafkaError(
                 f"{left + len(failed)} records could not be put off ({why}): nothing is committed"
             )
@@ -61,18 +77,21 @@ class PuttingOff:
             self._producer = confluent_kafka.Producer(
                 self._options.shared() | {"acks": "all", "enable.idempotence": True}
             )
-        self._producer.produce(
-            value=record.value(),
-            key=record.key(),
-            headers=list(headers),
-            on_delivery=self._report,
-            **to,
-        )
+        self._produce(Sending(record, headers, to))
         self._producer.poll(0)
 
-    def _report(
-        self, error: confluent_kafka.KafkaError | None, _record: confluent_kafka.Message
-    ) -> None:
-        if error is not None:
-            with self._lock:
-                self._failed.append(error.str())
+    def _produce(self, sending: "Sending") -> None:
+        assert self._producer is not None  # noqa: S101 (whoever sends has opened it)
+
+        def report(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
+            if error is not None:
+                with self._lock:
+                    self._failed.append((error.str(), sending))
+
+        self._producer.produce(
+            value=sending.record.value(),
+            key=sending.record.key(),
+            headers=list(sending.headers),
+            on_delivery=report,
+            **sending.to,
+        )

@@ -118,10 +118,12 @@ class Closed:
         times = self.entries["deliver_after_ms"]
         begin, end = np.searchsorted(times, (after_ms, until_ms), side="right")
         found: Entries = self.entries[begin:end]
-        if self.last_ms <= until_ms:
-            # Nobody asks for an earlier time again.
-            self._entries = NONE
         return found
+
+    def passed(self, until_ms: int) -> None:
+        """Nobody asks for this time or an earlier one again."""
+        if self.last_ms <= until_ms:
+            self._entries = NONE
 
     def first_behind(self, after_ms: int) -> int | None:
         """The smallest offset of those due later; at most that, where it would have to be read."""

@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Mapping
 
+from confluent_kafka import TopicPartition
+
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.delayed.consumer import DelayedConsumer
@@ -49,6 +51,8 @@ class Visible:
         self._settings = settings
         self._topic = topic
         self._closing = threading.Event()
+        #: When it was last known that no other has taken over, by the monotonic clock.
+        self._looked_s = 0.0
         self._thread = threading.Thread(target=self._keep, name=f"visible {topic}", daemon=True)
 
     def start(self) -> None:
@@ -80,22 +84,37 @@ class Visible:
         ):
             consumer.subscribe(
                 [self._topic],
-                on_assign=lambda _, places: forwarding.begin(consumer, places),
+                on_assign=lambda _, places: self._begin(forwarding, consumer, places),
                 on_revoke=lambda _, __: forwarding.hand_over(consumer),
                 on_lost=lambda _, __: forwarding.abandon(),
             )
-            looked_s = committed_s = time.monotonic()
-            while not self._closing.is_set():
-                messages = consumer.consume(AT_ONCE, WAIT_S)
-                if time.monotonic() - looked_s > PAUSE_S:
-                    raise Paused("stood still for so long that others may have taken over")
-                looked_s = time.monotonic()
-                for message in messages:
-                    forwarding.forward(message)
-                forwarding.check()
-                if looked_s - committed_s >= COMMIT_S:
-                    committed_s = looked_s
-                    forwarding.commit(consumer)
+            try:
+                self._follow(forwarding, consumer)
+            except Exception as error:
+                # What was taken and not sent is behind the consumer's position.
+                forwarding.give_up(words(error))
+                raise
+
+    def _begin(
+        self, forwarding: Forwarding, consumer: DelayedConsumer, places: list[TopicPartition]
+    ) -> None:
+        forwarding.begin(consumer, places)
+        # It has committed, and so the partitions are ours, however long reading them took.
+        self._looked_s = time.monotonic()
+
+    def _follow(self, forwarding: Forwarding, consumer: DelayedConsumer) -> None:
+        self._looked_s = committed_s = time.monotonic()
+        while not self._closing.is_set():
+            messages = consumer.consume(AT_ONCE, WAIT_S)
+            if time.monotonic() - self._looked_s > PAUSE_S:
+                raise Paused("stood still for so long that others may have taken over")
+            self._looked_s = time.monotonic()
+            for message in messages:
+                forwarding.forward(message)
+            forwarding.check()
+            if self._looked_s - committed_s >= COMMIT_S:
+                committed_s = self._looked_s
+                forwarding.commit(consumer)
 
     def _properties(self) -> Mapping[str, object]:
         own: dict[str, str | int | float | bool] = {

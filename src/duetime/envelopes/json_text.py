@@ -39,7 +39,7 @@ _BETWEEN = r'[^"\[\]{}]*'
 
 def _nested(string: str, depth: int = DEPTH) -> str:
     inner = "" if depth == 1 else f"|{_nested(string, depth - 1)}"
-    return rf'[\[{{]{_BETWEEN}(?:(?:{string}{inner}){_BETWEEN})*+[\]}}]'
+    return rf"[\[{{]{_BETWEEN}(?:(?:{string}{inner}){_BETWEEN})*+[\]}}]"
 
 
 _ANY = f"(?:{_STRING}|{_SCALAR}|{_nested(_STRING)})"

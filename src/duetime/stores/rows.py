@@ -85,6 +85,12 @@ class Rows(Protocol):
         ...
 
 
+def with_cancel(name: str) -> tuple[str, str]:
+    """The names of a message and of its cancel, from either."""
+    message = name.removeprefix(CANCEL_MARK)
+    return message, CANCEL_MARK + message
+
+
 def name_of(id: str, due_ms: int, *, is_cancel: bool) -> str:  # noqa: A002 (what all call it)
     """What a record is called in the store."""
     if is_cancel:

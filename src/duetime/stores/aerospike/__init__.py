@@ -21,7 +21,12 @@ from duetime.stores.aerospike.cache import CachedClaim, MessageCache
 from duetime.stores.aerospike.leases import LEASE_MS, Ledger, Span
 from duetime.stores.aerospike.reader import AerospikeReader
 from duetime.stores.held import Held
+from duetime.stores.rows import with_cancel
 from duetime.wheel import Slot
+
+#: How many messages are asked for to see whether there is any: the client shares the number out
+#: among the nodes of a cluster, and does not ask one whose share is 0.
+PROBED = 256
 
 
 class AerospikeStore:
@@ -47,15 +52,22 @@ class AerospikeStore:
         """Claim what others have left, and all that is past due; of very much, the rest later."""
         with self._held.lock:
             taken = self._cache.ledger.change(partial(self._taken_over, busy=set(self._held.all())))
-        left = [self._read(name, span) for name, span in taken.items()]
-        return [*self._kept(left), *self._claim(0, now_ms)]
+        left = self._kept(self._read(name, span) for name, span in taken.items())
+        try:
+            return [*left, *self._claim(0, now_ms)]
+        except StoreError:
+            # Nobody hears of them here: they are found again when their leases end.
+            self._held.let_go(each.span for each in left)
+            raise
 
     def noticed(
         self, names: Sequence[str], digests: Sequence[bytes], until_ms: int
     ) -> Sequence[CachedClaim]:
         """Claim messages of which notices have told, unless they are taken up already."""
-        waiting = self._cache.waiting(names)
-        waiting += [found for each in digests for found in self._cache.of_digest(each)]
+        told = [*names, *(one.name for each in digests for one in self._cache.of_digest(each))]
+        # A message and its cancel have a notice each, and not always in one batch.
+        both = dict.fromkeys(name for each in told for name in with_cancel(each))
+        waiting = self._cache.waiting(list(both))
         with self._held.lock:
             busy = self._busy()
             due_ms = {
@@ -88,8 +100,9 @@ class AerospikeStore:
     def give_up(self, claims: Iterable[CachedClaim]) -> None:
         """End the leases now: rescue finds what was held, and since when."""
         names = {each.span for each in claims}
-        self._cache.ledger.change(partial(self._ended, names=names))
+        # First: what cannot be told now is found when the leases end.
         self._held.let_go(names)
+        self._cache.ledger.change(partial(self._ended, names=names))
 
     def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002 (what all call it)
         """The message with this id, if it waits."""
@@ -105,7 +118,7 @@ class AerospikeStore:
 
     def _claim(self, start_ms: int, end_ms: int) -> list[CachedClaim]:
         # Most of the time nothing is due, and nobody need be told that we look.
-        if not self._cache.due(start_ms, end_ms, 1):
+        if not self._cache.due(start_ms, end_ms, PROBED):
             return []
         with self._held.lock:
             change = partial(self._taken, start_ms=start_ms, end_ms=end_ms)

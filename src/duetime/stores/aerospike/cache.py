@@ -116,7 +116,7 @@ class MessageCache:
 
     def of_digest(self, digest: bytes) -> list[Waiting]:
         """The message whose id record had this digest."""
-        return self._where(predicates.equals("idDigest", _text(digest)), 1)
+        return self._where(predicates.equals("idDigest", _text(digest)))
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove them, and their ids. Safe to repeat."""
@@ -181,7 +181,7 @@ class MessageCache:
             client(self._at).batch_write(batch)
         _check(batch, OK)
 
-    def _where(self, predicate: tuple[Any, ...], most: int) -> list[Waiting]:
+    def _where(self, predicate: tuple[Any, ...], most: int = 0) -> list[Waiting]:
         with answering(self._at):
             query = client(self._at).query(self._at.namespace, self._set(CACHE))
             query.select("name", "postTime")

@@ -22,8 +22,8 @@ from duetime.stores.rows import PLACE, Record, Row, unpacked
 
 CACHE, IDS, CLAIMS = "kafka_message_cache", "kafka_message_id", "kafka_message_claim"
 
-#: The longest time to live that the server takes, in seconds.
-MOST_TTL_S = 2**31 - 1
+#: The longest time to live that the server takes, in seconds: 10 years.
+MOST_TTL_S = 10 * 365 * 86_400
 
 Bins = dict[str, Any]
 

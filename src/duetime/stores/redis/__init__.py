@@ -61,8 +61,14 @@ class RedisStore:
     def overdue(self, now_ms: int) -> Sequence[ShardClaim]:
         """Claim what others have left, and all that is past due."""
         names = [name for _, name in self._held.all()]
-        taken = self._hold(self._shards.take_over(self._owner, names))
-        return [*taken, *chain.from_iterable(iter(lambda: self._claim(now_ms), []))]
+        found = self._hold(self._shards.take_over(self._owner, names))
+        try:
+            found += chain.from_iterable(iter(lambda: self._claim(now_ms), []))
+        except StoreError:
+            # Nobody hears of them here: they are found again when their leases end.
+            self._let_go(found)
+            raise
+        return found
 
     def begin(self, claims: Iterable[ShardClaim], now_ms: int) -> None:
         """Note it beside the claims. Raises StoreError where another reader has one by now."""

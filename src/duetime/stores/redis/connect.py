@@ -26,22 +26,24 @@ RETRIES, PAUSE_S = 4, 0.5
 OLDEST = (6, 2)
 
 
-def client(settings: Settings) -> Redis:
+def client(settings: Settings, *, saving: bool = False) -> Redis:
     """The connections of this process, of which one is opened for each thread that asks.
 
-    Every script and command here may be repeated, so what breaks is tried again.
+    Every script and command here may be repeated, so what breaks is tried again. Not so long after
+    a save that had no answer: what it has saved may have been delivered meanwhile.
     """
-    return _client(settings.store.get_secret_value())
+    errors = (NoConnection,) if saving else (NoConnection, NoAnswer)
+    return _client(settings.store.get_secret_value(), errors)
 
 
 @cache
-def _client(url: str) -> Redis:
+def _client(url: str, errors: tuple[type[RedisError], ...]) -> Redis:
     return Redis.from_url(
         url,
         socket_timeout=TIMEOUT_S,
         socket_connect_timeout=CONNECT_S,
-        retry=Retry(ExponentialBackoff(cap=PAUSE_S, base=0.01), RETRIES),
-        retry_on_error=[NoConnection, NoAnswer],
+        retry=Retry(ExponentialBackoff(cap=PAUSE_S, base=0.01), RETRIES, errors),
+        retry_on_error=list(errors),
     )
 
 
@@ -98,4 +100,6 @@ def _require_kept(told: dict[str, Any], where: str, version: str) -> None:
 
 
 def _words(error: RedisError) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    # Of a pipeline's command it tells what the command was, which may have some of a message.
+    _, _, said = str(error).rpartition("caused error: ")
+    return " ".join(said.split()) or type(error).__name__

@@ -64,9 +64,12 @@ class Shards:
     def check(self) -> None:
         """Raises ConfigError where what waits was saved into another number of shards."""
         key, wanted = f"{self._settings.namespace}:shards", len(self._keys)
+        redis = client(self._settings)
         with answering(self._settings):
-            client(self._settings).set(key, wanted, nx=True)
-            there = int(cast("bytes", client(self._settings).get(key)))
+            # Looked at first: where memory is short, nothing can be set.
+            if redis.get(key) is None:
+                redis.set(key, wanted, nx=True)
+            there = int(cast("bytes", redis.get(key)))
         if there != wanted:
             raise ConfigError(
                 f"setting store_shards: it is {wanted}, and what waits in the store was saved "
@@ -82,18 +85,20 @@ class Shards:
 
     def begin_term(self) -> int:
         """From now on nobody saves who began before."""
-        with answering(self._settings):
-            return client(self._settings).incr(self._term_key)
+        with self._pipeline() as pipeline:
+            _run(pipeline, "term", [self._term_key])
+            (term,) = pipeline.execute()
+        return int(term)
 
     def save(self, rows: Iterable[Row], term: int) -> None:
-        """Save them. Safe to repeat: what is there already stays as it is.
+        """Save them. Safe to repeat at once: what is there already stays as it is.
 
         Raises StoreError where another term has begun.
         """
         parts: dict[int, list[Row]] = defaultdict(list)
         for row in rows:
             parts[shard_of(row.id, len(self._keys))].append(row)
-        with self._pipeline() as pipeline:
+        with self._pipeline(saving=True) as pipeline:
             for shard, part in parts.items():
                 for some in portions(part):
                     self._save(pipeline, self._keys[shard], some, term)
@@ -193,8 +198,8 @@ class Shards:
         return [name.decode() for name in found]
 
     @contextmanager
-    def _pipeline(self) -> Iterator[Pipeline]:
-        redis = client(self._settings)
+    def _pipeline(self, *, saving: bool = False) -> Iterator[Pipeline]:
+        redis = client(self._settings, saving=saving)
         with answering(self._settings), redis.pipeline(transaction=False) as pipeline:
             yield pipeline
 
