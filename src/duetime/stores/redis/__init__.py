@@ -60,8 +60,7 @@ class RedisStore:
 
     def overdue(self, now_ms: int) -> Sequence[ShardClaim]:
         """Claim what others have left, and all that is past due."""
-        names = [name for _, name in self._held.all()]
-        found = self._hold(self._shards.take_over(self._owner, names))
+        found = self._hold(self._shards.take_over(self._owner, self._held.all()))
         try:
             found += chain.from_iterable(iter(lambda: self._claim(now_ms), []))
         except StoreError:

@@ -117,13 +117,18 @@ class Shards:
             if count
         ]
 
-    def take_over(self, owner: str, held_names: Iterable[str]) -> list[ShardClaim]:
-        """Claim what has been claimed, and its lease has ended; but not what the owner works on."""
-        busy = list(held_names)
+    def take_over(self, owner: str, busy: Iterable[tuple[int, str]]) -> list[ShardClaim]:
+        """Claim what has been claimed, and its lease has ended; but not what the owner works on.
+
+        That is told by shard and name.
+        """
+        names: dict[int, list[str]] = defaultdict(list)
+        for shard, name in busy:
+            names[shard].append(name)
         with self._pipeline() as pipeline:
-            for keys in self._keys:
+            for shard, keys in enumerate(self._keys):
                 held = [keys.leases, keys.owners, keys.begun]
-                _run(pipeline, "take_over", held, keys.claims, owner, LEASE_MS, *busy)
+                _run(pipeline, "take_over", held, keys.claims, owner, LEASE_MS, *names[shard])
             found = pipeline.execute()
         return [
             ShardClaim(
