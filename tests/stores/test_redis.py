@@ -14,7 +14,7 @@ from duetime.local.properties import HOST
 from duetime.message import LATEST_MS, WAITING_HEADERS, MessageId
 from duetime.stores.opening import check_store, open_store
 from duetime.stores.redis.keys import shard_keys, shard_of
-from duetime.stores.redis.shards import SAVED, Shards, portions
+from duetime.stores.redis.shards import Shards
 from duetime.stores.rows import Record, Row, name_of, packed
 
 pytestmark = pytest.mark.system
@@ -277,12 +277,6 @@ def test_what_was_saved_into_another_number_of_shards_is_not_passed_over(opened,
     opened()
     with pytest.raises(ConfigError, match="it is 7, and what waits in the store was saved into 4"):
         open_store(settings.model_copy(update={"store_shards": 7}))
-
-
-def test_large_messages_are_saved_in_portions():
-    large, small = row(NOW_MS, value=bytes(3 * 1024 * 1024)), row(NOW_MS)
-    sizes = [len(each) for each in portions([large, large, *[small] * (SAVED + 1)])]
-    assert sizes == [1, SAVED, 2]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 
 from duetime.message import WAITING_HEADERS, MessageId
 from duetime.stores.arrow import COLUMNS, HEADERS, VALUES, batch_of, rows_of
-from duetime.stores.rows import Record, lost, name_of, packed, unpacked
+from duetime.stores.rows import (
+    Record,
+    Row,
+    lost,
+    name_of,
+    packed,
+    portions,
+    unpacked,
+    with_cancel,
+)
 
 DUE_MS = 1_800_000_000_000
 ID = str(MessageId(due_ms=DUE_MS, unique="order-17"))
@@ -97,3 +106,19 @@ def test_a_message_is_found_with_its_own_headers_and_a_cancel_is_no_message(topi
 
 def test_what_was_removed_is_no_message_of_ours():
     assert lost(ID).found() is None
+
+
+@given(st.lists(st.integers(0, 60), max_size=60), st.integers(1, 8), st.integers(1, 100))
+@settings(max_examples=200)
+def test_rows_are_cut_into_portions_by_number_and_size_and_stay_in_order(sizes, most, most_bytes):
+    rows = [Row(str(number), ID, DUE_MS, bytes(size)) for number, size in enumerate(sizes)]
+    groups = list(portions(rows, most, most_bytes))
+    assert [row for group in groups for row in group] == rows
+    for group in groups:
+        assert 1 <= len(group) <= most
+        assert len(group) == 1 or sum(len(row.packed) for row in group) <= most_bytes
+
+
+def test_a_message_and_its_cancel_are_named_by_either():
+    cancel = name_of(ID, DUE_MS, is_cancel=True)
+    assert with_cancel(ID) == with_cancel(cancel) == (ID, cancel)

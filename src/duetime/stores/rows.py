@@ -85,6 +85,19 @@ class Rows(Protocol):
         ...
 
 
+def portions(rows: Iterable[Row], most: int, most_bytes: int) -> Iterator[list[Row]]:
+    """The rows in groups of so many, and of so many bytes, at most; or of one that is larger."""
+    group, size = list[Row](), 0
+    for row in rows:
+        if group and (len(group) == most or size + len(row.packed) > most_bytes):
+            yield group
+            group, size = [], 0
+        group.append(row)
+        size += len(row.packed)
+    if group:
+        yield group
+
+
 def with_cancel(name: str) -> tuple[str, str]:
     """The names of a message and of its cancel, from either."""
     message = name.removeprefix(CANCEL_MARK)

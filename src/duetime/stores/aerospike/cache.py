@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import aerospike
@@ -17,13 +16,13 @@ from duetime.errors import StoreError
 from duetime.stores.aerospike.connect import address, answering, client
 from duetime.stores.aerospike.fields import CACHE, IDS, Bins, bins_of, record_of, ttl_s
 from duetime.stores.aerospike.ledger import LedgerRecord
-from duetime.stores.rows import Record, Row
+from duetime.stores.rows import Record, Row, portions
 
 #: The namespace of duetime's that has the sets by their published names.
 NAMESPACE = "duetime"
 
-#: The most records of one call.
-BATCH = 1_000
+#: The most records, and bytes of them, of one call: it has a second.
+BATCH, BATCH_BYTES = 1_000, 8 * 1024 * 1024
 
 # The server's answers for one record of a batch. Source: aerospike/as_status.h.
 OK, NOT_FOUND, EXISTS = 0, 2, 5
@@ -81,8 +80,7 @@ class MessageCache:
 
     def save(self, rows: Iterable[Row], term: int) -> None:
         """Save them, each once. Raises StoreError where another term has begun."""
-        rest = iter(rows)
-        while some := list(islice(rest, BATCH)):
+        for some in portions(rows, BATCH, BATCH_BYTES):
             if self.ledger.read().term != term:
                 raise StoreError("another writer has begun since")
             self._save({row.name: row for row in some})

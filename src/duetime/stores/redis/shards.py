@@ -16,7 +16,7 @@ from duetime.config import Settings
 from duetime.errors import ConfigError
 from duetime.stores.redis.connect import answering, client
 from duetime.stores.redis.keys import ShardKeys, shard_keys, shard_of
-from duetime.stores.rows import PLACE, Record, Row, lost, unpacked
+from duetime.stores.rows import PLACE, Record, Row, lost, portions, unpacked
 
 #: The most records, and bytes of them, that one call of a script saves: Redis does nothing else
 #: meanwhile, some ms.
@@ -100,7 +100,7 @@ class Shards:
             parts[shard_of(row.id, len(self._keys))].append(row)
         with self._pipeline(saving=True) as pipeline:
             for shard, part in parts.items():
-                for some in portions(part):
+                for some in portions(part, SAVED, SAVED_BYTES):
                     self._save(pipeline, self._keys[shard], some, term)
             pipeline.execute()
 
@@ -212,19 +212,6 @@ class Shards:
         flat = [part for row in rows for part in (row.name, row.due_ms, row.packed)]
         held = [keys.due, self._term_key]
         _run(pipeline, "save", held, term, keys.records, PLACE.size, *flat)
-
-
-def portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """The rows in groups that one call of a script saves."""
-    group, size = list[Row](), 0
-    for row in rows:
-        if group and (len(group) == SAVED or size + len(row.packed) > SAVED_BYTES):
-            yield group
-            group, size = [], 0
-        group.append(row)
-        size += len(row.packed)
-    if group:
-        yield group
 
 
 def _run(pipeline: Pipeline, name: str, keys: Sequence[str], *arguments: str | int | bytes) -> None:
