@@ -40,15 +40,6 @@ FROM_OUTSIDE = {"spark_properties"}
 os.environ["DUETIME_SPARK_PROPERTIES"] = json.dumps({JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"})
 
 
-def pytest_collection_modifyitems(items):
-    """Where tests run in two processes: a file's in one, and in one all that share a pipeline."""
-    for item in items:
-        shared = item._fixtureinfo.name2fixturedefs.get("live", ())
-        is_shared = any(each.scope == "session" for each in shared[-1:])
-        group = "live" if is_shared else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="module")
 def spark(_jvm_ends_well):
     """The one session of this process; a new one in the same JVM if a pipeline stopped the last."""
