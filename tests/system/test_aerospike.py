@@ -43,7 +43,7 @@ def test_each_message_comes_once_whatever_is_told_of_it(live, tmp_path):
         if live.settings.aerospike_notices:
             # Of some that are due, of some that are not, of each twice; the rest is rescued.
             tell(live, [name for name in sorted(ids) for _ in range(2)][:300])
-        complete(inbox, ids)
+        complete(live, topic, inbox, ids)
         reader = AerospikeReader(live.settings)
         inbox.until(lambda: not reader.pending(0), "everything to be settled")
 

@@ -4,7 +4,7 @@ import uuid
 from datetime import timedelta
 
 import pytest
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka.admin import NewPartitions, NewTopic
 from tests.system.conftest import RETRY_TOPICS, STUBBORN, now_ms
 
 from duetime.message import DUE_AT_MS, DUE_EXPIRES_MS, DUE_ID, DUE_TOPIC
@@ -54,7 +54,7 @@ def test_a_partition_that_the_destination_lacks_harms_no_other_message(live, sen
 
 
 def test_a_destination_may_have_attempts_and_a_backoff_of_its_own(live, sender, dead):
-    live.inbox_when_there(STUBBORN)
+    live.admin.create_topics([NewTopic(STUBBORN, 1)])[STUBBORN].result()
     letter = of(dead, sender.produce(STUBBORN, "x", partition=7, in_=timedelta(0)))
     policy = RETRY_TOPICS[STUBBORN]
     assert letter.by_name["due-attempts"] == str(policy["attempts"]).encode()

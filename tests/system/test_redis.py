@@ -111,7 +111,7 @@ def test_a_kill_and_an_outage_of_redis_lose_nothing_and_send_nothing_twice(
     server.kill()
     ids |= schedule(live, topic, 50, over_s=6)
     server.start()
-    complete(inbox, ids)
+    complete(live, topic, inbox, ids)
     inbox.until(lambda: not waiting(server), "everything to be settled")
 
 

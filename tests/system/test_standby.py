@@ -76,7 +76,7 @@ def test_a_standby_takes_over_and_each_message_comes_once(live, tmp_path, how):
         assert time.monotonic() - gone_s < TAKEOVER_S
         send_signal(first, signal.SIGCONT)
         ids |= schedule(live, topic, 100, over_s=10)
-        complete(inbox, ids)
+        complete(live, topic, inbox, ids)
         if how is signal.SIGSTOP:
             # It starts again in its process.
             assert leader_of(live, standbys=1) != first
