@@ -28,6 +28,7 @@ from duetime.delaying import (
 from duetime.errors import KafkaError, TooLate
 from duetime.message import MessageId
 from duetime.outgoing import (
+    ANY_PARTITION,
     Headers,
     Outgoing,
     Payload,
@@ -49,9 +50,6 @@ OnDelivery = Callable[[KafkaError | None, str], None]
 
 #: How long is tried to deliver a record to the intake topic, in ms.
 DELIVERY_TIMEOUT_MS = 60_000
-
-#: librdkafka's word for "by the key".
-ANY_PARTITION = -1
 
 #: How long to wait for room in a full local queue before looking again, in seconds.
 FULL_QUEUE_S = 0.1

@@ -37,6 +37,9 @@ Headers = Mapping[str, Payload] | Iterable[tuple[str, Payload]]
 #: A header as Kafka has it.
 Header = tuple[str, bytes | None]
 
+#: librdkafka's word for "you choose the partition", which it does by the key.
+ANY_PARTITION = -1
+
 #: The headers that are made from arguments.
 OWN_HEADERS = (DUE_TOPIC, DUE_PARTITION, DUE_CLUSTER, DUE_AT_MS, DUE_IN_MS, DUE_ID)
 

@@ -21,10 +21,8 @@ from duetime.message import (
     DUE_STATE,
     DUE_TOPIC,
 )
+from duetime.outgoing import ANY_PARTITION
 from duetime.topics import TopicNames
-
-#: librdkafka's word for "you choose the partition".
-ANY_PARTITION = -1
 
 #: How many different keys the messages have.
 KEYS = 1_000

@@ -10,7 +10,6 @@ readers without a group fetch what was not kept. What is committed is the offset
 that is not delivered, with the cursor as its metadata: other tools see a group like any other.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,10 +18,11 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Self
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Message, TopicPartition
 
 from duetime.clock import Clock, SystemClock
 from duetime.delayed.log import Place
+from duetime.delayed.member import Member
 from duetime.delayed.message import DelayedMessage
 from duetime.delayed.opening import Opening
 from duetime.delayed.options import ConsumerOptions
@@ -30,27 +30,16 @@ from duetime.delayed.partition import DelayedPartition, Due, Position
 from duetime.delayed.putting_off import PuttingOff
 from duetime.errors import KafkaError
 
-log = logging.getLogger(__name__)
-
 #: Called with the consumer and the partitions, as confluent-kafka does.
 OnRebalance = Callable[["DelayedConsumer", list[TopicPartition]], None]
 
 #: How many records of one partition are taken at a time, so that none starves another.
 AT_ONCE = 200
 
-#: How many records are read from the client at a time.
-BATCH = 1_000
-
 #: The longest wait in one go, in seconds.
 WAIT_S = 1.0
 
-#: How long the broker may take to answer, in seconds.
-TIMEOUT_S = 20.0
-
 NO_NOTES: Mapping[Place, str] = MappingProxyType({})
-
-#: Only the partitions that move are opened anew, and not all of them whenever a member comes.
-COOPERATIVE = "cooperative-sticky"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,18 +71,7 @@ class DelayedConsumer:
         self._is_whole = True
         self._ready: deque[tuple[DelayedPartition, Due]] = deque()
         self._commit_ms = self._clock.now_ms() + options.auto_commit_ms
-        self._is_cooperative = "cooperative" in str(
-            options.librdkafka.get("partition.assignment.strategy", COOPERATIVE)
-        )
-        self._consumer = Consumer(
-            {"partition.assignment.strategy": COOPERATIVE}
-            | dict(options.librdkafka)
-            | {
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "auto.offset.reset": "earliest",
-            }
-        )
+        self._member = Member(options.librdkafka)
 
     def subscribe(
         self,
@@ -104,11 +82,11 @@ class DelayedConsumer:
     ) -> None:
         """Read these topics, sharing their partitions with the group."""
 
-        def assign(_: Consumer, partitions: list[TopicPartition]) -> None:
+        def assign(partitions: list[TopicPartition]) -> None:
             self._assign(partitions)
             _call(on_assign, self, partitions)
 
-        def revoke(_: Consumer, partitions: list[TopicPartition]) -> None:
+        def revoke(partitions: list[TopicPartition]) -> None:
             try:
                 if self._options.auto_commit:
                     self.commit(asynchronous=False)
@@ -117,13 +95,13 @@ class DelayedConsumer:
                 # They are another's, whether or not that was committed.
                 self._unassign(partitions)
 
-        def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
+        def lost(partitions: list[TopicPartition]) -> None:
             try:
                 _call(on_lost or on_revoke, self, partitions)
             finally:
                 self._unassign(partitions)
 
-        self._consumer.subscribe(list(topics), on_assign=assign, on_revoke=revoke, on_lost=lost)
+        self._member.subscribe(topics, assign, revoke, lost)
 
     def poll(self, timeout: float = -1) -> DelayedMessage | None:
         """The next record whose time has come, or None after so many seconds; -1 is for ever.
@@ -210,7 +188,7 @@ class DelayedConsumer:
                 self.commit(asynchronous=False)
             self._putting_off.flush()
         finally:
-            self._consumer.close()
+            self._member.close()
             self._let_go(list(self._partitions))
             self._opening.close()
 
@@ -227,13 +205,7 @@ class DelayedConsumer:
             TopicPartition(*partition.place, at.offset, metadata=at.metadata)
             for partition, at in positions.items()
         ]
-        try:
-            if asynchronous:
-                self._consumer.commit(offsets=offsets)
-            else:
-                _check(self._consumer.commit(offsets=offsets, asynchronous=False))
-        except KafkaException as error:
-            raise _refused("commit", error) from error
+        self._member.commit(offsets, asynchronous=asynchronous)
         for partition, at in positions.items():
             partition.committed(at)
 
@@ -268,31 +240,16 @@ class DelayedConsumer:
 
     def _read(self, wait_s: float) -> None:
         """Tell the indexes what their logs have got. Rebalances happen in here."""
-        first = self._consumer.poll(wait_s)
-        if first is None:
-            return
-        records: dict[Place, list[Message]] = {}
-        failed = None
-        for record in (first, *self._consumer.consume(BATCH, 0)):
-            if (error := record.error()) is not None:
-                failed = error
-                continue
-            records.setdefault((record.topic() or "", record.partition() or 0), []).append(record)
-        now_ms = self._clock.now_ms()
-        for place, found in records.items():
-            if place in self._partitions:
-                self._partitions[place].append(found, now_ms)
-        # What came with it comes no second time.
-        if failed is not None:
-            raise KafkaError(f"delayed topics cannot be read ({failed.str()}): is Kafka well?")
+        self._member.read(wait_s, self._append)
+
+    def _append(self, place: Place, records: list[Message]) -> None:
+        if place in self._partitions:
+            self._partitions[place].append(records, self._clock.now_ms())
 
     def _assign(self, partitions: list[TopicPartition]) -> None:
         # Until this is done: a partition that could not be opened would be passed over.
         self._is_whole = False
-        try:
-            committed = self._consumer.committed(partitions, timeout=TIMEOUT_S)
-        except KafkaException as error:
-            raise _refused("tell what is committed", error) from error
+        committed = self._member.committed(partitions)
         now_ms = self._clock.now_ms()
         opened = [self._opening.open(each, now_ms) for each in committed]
         self._partitions |= {each.place: each for each in opened}
@@ -300,19 +257,12 @@ class DelayedConsumer:
         begun = [each for each, at in zip(opened, committed, strict=True) if at.offset < 0]
         if begun and not self._options.from_beginning:
             self._commit({each: each.position() for each in begun}, asynchronous=False)
-        ends = [TopicPartition(*each.place, each.index.end) for each in opened]
-        if self._is_cooperative:
-            self._consumer.incremental_assign(ends)
-        else:
-            self._consumer.assign(ends)
+        self._member.assign([TopicPartition(*each.place, each.index.end) for each in opened])
         self._is_whole = True
 
     def _unassign(self, partitions: list[TopicPartition]) -> None:
         self._let_go((each.topic, each.partition) for each in partitions)
-        if self._is_cooperative:
-            self._consumer.incremental_unassign(partitions)
-        else:
-            self._consumer.unassign()
+        self._member.unassign(partitions)
 
     def _let_go(self, places: Iterable[Place]) -> None:
         gone = [self._partitions.pop(each) for each in places if each in self._partitions]
@@ -332,13 +282,3 @@ def _call(
 ) -> None:
     if callback is not None:
         callback(consumer, partitions)
-
-
-def _check(answers: Iterable[TopicPartition]) -> None:
-    for each in answers:
-        if each.error is not None:
-            raise KafkaError(f"Kafka did not commit ({each.error.str()}): has the group changed?")
-
-
-def _refused(what: str, error: KafkaException) -> KafkaError:
-    return KafkaError(f"Kafka did not {what} ({error.args[0].str()}): is the broker up?")

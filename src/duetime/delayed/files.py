@@ -7,7 +7,7 @@ the log says, and may be missing or damaged: its checksums tell, and the log is 
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -50,16 +50,16 @@ class SegmentFiles:
     def write(self, segment: Closed) -> None:
         """Write it down. What cannot be written is told, and stays in memory."""
         columns = {name: pa.array(segment.entries[name]) for name in SCHEMA.names}
-        path = NAME.format(start=segment.start, end=segment.end)
+        name = _name(segment)
         try:
             system, directory = self._place()
-            path = f"{directory}/{path}"
+            path = f"{directory}/{name}"
             system.create_dir(directory, recursive=True)
             pq.write_table(
                 pa.table(columns, schema=SCHEMA), path, filesystem=system, write_page_checksum=True
             )
         except DAMAGED as error:
-            log.warning("segment stays in memory file=%s error=%s", path, error)
+            log.warning("segment stays in memory file=%s/%s error=%s", self._below, name, error)
             return
         segment.load = partial(_loaded, system, path)
 
@@ -70,30 +70,43 @@ class SegmentFiles:
             selector = fs.FileSelector(directory, allow_not_found=True)
             paths = sorted(each.path for each in system.get_file_info(selector))
         except DAMAGED as error:
-            log.warning("all is read from the log place=%s error=%s", self.location, error)
+            log.warning("all is read from the log place=%s error=%s", self._below, error)
             return
         for path in paths:
             segment = _opened(system, path)
             if segment is None or segment.end <= first:
-                _remove(system, path)
+                self._remove(Path(path).name)
             else:
                 yield segment
 
     def remove(self, segment: Closed) -> None:
         """Remove its file. Safe to repeat."""
+        self._remove(_name(segment))
+
+    def _remove(self, name: str) -> None:
         try:
             system, directory = self._place()
-        except DAMAGED as error:
-            log.warning("segment's file stays place=%s error=%s", self.location, error)
+            system.delete_file(f"{directory}/{name}")
+        except FileNotFoundError:
             return
-        _remove(system, f"{directory}/{NAME.format(start=segment.start, end=segment.end)}")
+        except DAMAGED as error:
+            log.warning("segment's file stays file=%s/%s error=%s", self._below, name, error)
 
     def _place(self) -> tuple[fs.FileSystem, str]:
         system, root = _system(self.location)
-        group = quote(self.group, safe="")
-        return system, f"{root}/{group}/{self.topic}-{self.topic_id}/{self.partition}"
+        return system, f"{root}/{self._below}"
+
+    @property
+    def _below(self) -> str:
+        """The directory of its files, below the location."""
+        return f"{quote(self.group, safe='')}/{self.topic}-{self.topic_id}/{self.partition}"
 
 
+def _name(segment: Closed) -> str:
+    return NAME.format(start=segment.start, end=segment.end)
+
+
+@cache
 def _system(location: str) -> tuple[fs.FileSystem, str]:
     if "://" in location:
         system, root = fs.FileSystem.from_uri(location)
@@ -138,12 +151,3 @@ def _read(system: fs.FileSystem, path: str) -> Entries:
     for name in SCHEMA.names:
         entries[name] = table.column(name).to_numpy()
     return entries
-
-
-def _remove(system: fs.FileSystem, path: str) -> None:
-    try:
-        system.delete_file(path)
-    except FileNotFoundError:
-        return
-    except DAMAGED as error:
-        log.warning("segment's file stays file=%s error=%s", path, error)

@@ -70,11 +70,11 @@ class Forwarding:
                 "topic.metadata.propagation.max.ms": 1_000,
             }
         )
-        #: Where the destination will go on, by the partition.
+        #: Where the destination is to be read back from, by the partition: its end, once what was
+        #: found there has been passed.
         self._ends: dict[int, int] = {}
-        #: What was found there already, by the offset in the delayed topic, and where that begins.
+        #: What was found there already, by the offset in the delayed topic.
         self._found: dict[int, set[int]] = {}
-        self._begins: dict[int, int] = {}
         #: Until when what was found is due.
         self._begun_ms = 0
         self._broken: str | None = None
@@ -88,7 +88,7 @@ class Forwarding:
             start, end = notes.get((each.topic, each.partition), ""), self._end(each.partition)
             begin = int(start) if start.isdecimal() else end
             self._found[each.partition] = self._sent_since((self._to, each.partition), begin, end)
-            self._begins[each.partition] = self._ends[each.partition] = begin
+            self._ends[each.partition] = begin
         # Before the first record is sent it must be known where to read back from.
         consumer.commit(asynchronous=False, notes=self._notes())
 
@@ -153,11 +153,7 @@ class Forwarding:
             raise KafkaError(f"{left} records have not arrived in time: they are read back")
 
     def _notes(self) -> dict[Place, str]:
-        """Where to read back from: what was found there is to be found again until it is passed."""
-        return {
-            (self._from, partition): str(self._begins[partition] if self._found[partition] else end)
-            for partition, end in self._ends.items()
-        }
+        return {(self._from, partition): str(end) for partition, end in self._ends.items()}
 
     def _end(self, partition: int) -> int:
         # A destination that is not there yet has nothing to be read back.
@@ -198,8 +194,7 @@ class Forwarding:
     ) -> None:
         def report(error: confluent_kafka.KafkaError | None, sent: Message) -> None:
             if error is None and message is not None:
-                at = message.partition()
-                self._ends[at] = max(self._ends.get(at, 0), (sent.offset() or 0) + 1)
+                self._note(message.partition(), (sent.offset() or 0) + 1)
             elif error is not None:
                 self._failed(error, message)
 
@@ -220,6 +215,11 @@ class Forwarding:
                 return
             else:
                 return
+
+    def _note(self, partition: int, end: int) -> None:
+        # What was found is to be found again, until it has been passed.
+        if not self._found.get(partition):
+            self._ends[partition] = max(self._ends.get(partition, 0), end)
 
     def _failed(self, error: confluent_kafka.KafkaError, message: DelayedMessage | None) -> None:
         why = FINAL.get(error.code())

@@ -1,26 +1,36 @@
 """Sending what is put off: a retry into its own partition, or a dead letter."""
 
 import threading
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
 
 import confluent_kafka
 
 from duetime.delayed.options import ConsumerOptions
 from duetime.delayed.retries import Tried, dead_headers, retry_headers
 from duetime.errors import KafkaError
-from duetime.outgoing import Header
+from duetime.outgoing import ANY_PARTITION, Header
 
 #: How long what was put off may take to arrive, in seconds.
 TIMEOUT_S = 30.0
 
 
-class Sending(NamedTuple):
-    """What is put off, and its topic and perhaps partition."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Sending:
+    """What is put off, and where to."""
 
     record: confluent_kafka.Message
     headers: list[Header]
-    to: dict[str, Any]
+    topic: str
+    partition: int = ANY_PARTITION
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Failed:
+    """What has not arrived, and why."""
+
+    why: str
+    sending: Sending
 
 
 class PuttingOff:
@@ -29,8 +39,7 @@ class PuttingOff:
     def __init__(self, options: ConsumerOptions) -> None:
         self._options = options
         self._producer: confluent_kafka.Producer | None = None
-        #: What has not arrived: why, the record, its headers, and where it was sent.
-        self._failed: list[tuple[str, Sending]] = []
+        self._failed: list[Failed] = []
         self._lock = threading.Lock()
 
     def put_off(
@@ -41,11 +50,11 @@ class PuttingOff:
         tried = Tried.of(record).again(record, now_ms)
         if tried.attempts >= policy.attempts:
             headers = dead_headers(record, tried, policy, now_ms)
-            self._send(record, headers, topic=self._options.dead_letters)
+            self._send(Sending(record, headers, self._options.dead_letters))
             return
         at_ms = now_ms + policy.wait_ms(tried.attempts, retry_in)
         headers = retry_headers(record, tried, policy, at_ms)
-        self._send(record, headers, topic=record.topic() or "", partition=record.partition() or 0)
+        self._send(Sending(record, headers, record.topic() or "", record.partition() or 0))
 
     def flush(self) -> None:
         """Wait until everything has arrived, after another try for what has not.
@@ -55,43 +64,37 @@ class PuttingOff:
         if self._producer is None:
             return
         with self._lock:
-            again, self._failed = self._failed, []
-        for _, sending in again:
-            self._produce(sending)
+            again = list(self._failed)
+        for each in again:
+            self._send(each.sending)
+            with self._lock:
+                self._failed.remove(each)
         left = self._producer.flush(TIMEOUT_S)
         with self._lock:
             failed = list(self._failed)
         if left or failed:
-            why = failed[0][0] if failed else "no answer"
+            why = failed[0].why if failed else "no answer"
             raise KafkaError(
                 f"{left + len(failed)} records could not be put off ({why}): nothing is committed"
             )
 
-    def _send(
-        self,
-        record: confluent_kafka.Message,
-        headers: list[Header],
-        **to: Any,  # noqa: ANN401 (topic and partition)
-    ) -> None:
+    def _send(self, sending: Sending) -> None:
         if self._producer is None:
             self._producer = confluent_kafka.Producer(
                 self._options.shared() | {"acks": "all", "enable.idempotence": True}
             )
-        self._produce(Sending(record, headers, to))
-        self._producer.poll(0)
-
-    def _produce(self, sending: "Sending") -> None:
-        assert self._producer is not None  # noqa: S101 (whoever sends has opened it)
 
         def report(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
             if error is not None:
                 with self._lock:
-                    self._failed.append((error.str(), sending))
+                    self._failed.append(Failed(error.str(), sending))
 
         self._producer.produce(
+            sending.topic,
             value=sending.record.value(),
             key=sending.record.key(),
             headers=list(sending.headers),
+            partition=sending.partition,
             on_delivery=report,
-            **sending.to,
         )
+        self._producer.poll(0)

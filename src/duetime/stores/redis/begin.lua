@@ -3,7 +3,5 @@
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then
   return 0
 end
--- As in `claim`.
-redis.call('HDEL', KEYS[2], '')
 redis.call('HSETNX', KEYS[2], ARGV[1], ARGV[3])
 return 1

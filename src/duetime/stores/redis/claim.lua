@@ -5,8 +5,6 @@ if redis.call('EXISTS', KEYS[2]) == 1 then
   -- Asked again, because the answer did not come.
   return redis.call('ZCARD', KEYS[2])
 end
--- There is none: but a script that has written may go on where memory is short, and this frees some.
-redis.call('DEL', KEYS[2])
 local bound = '(' .. ARGV[1]
 local last = redis.call('ZRANGE', KEYS[1], '-inf', bound, 'BYSCORE', 'LIMIT', ARGV[2] - 1, 1,
   'WITHSCORES')

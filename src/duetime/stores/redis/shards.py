@@ -28,6 +28,10 @@ READ_BYTES, READ_FIRST, READ_MOST = 4 * 1024 * 1024, 100, 2_000
 #: How many records one call frees, for the same reason.
 FREED = 1_000
 
+#: What each script but `save` begins with: one that has written, if only nothing, may go on where
+#: memory is short, and these free some.
+GOES_ON = "redis.call('DEL', KEYS[1] .. ':nothing')\n"
+
 #: How long a claim is held without a word from its holder, in ms: as long as a leader may send
 #: without one, so that who leads next finds what was left.
 LEASE_MS = 5_000
@@ -67,9 +71,10 @@ class Shards:
         redis = client(self._settings)
         with answering(self._settings):
             # Looked at first: where memory is short, nothing can be set.
-            if redis.get(key) is None:
+            if (found := redis.get(key)) is None:
                 redis.set(key, wanted, nx=True)
-            there = int(cast("bytes", redis.get(key)))
+                found = redis.get(key)
+            there = int(cast("bytes", found))
         if there != wanted:
             raise ConfigError(
                 f"setting store_shards: it is {wanted}, and what waits in the store was saved "
@@ -222,4 +227,5 @@ def _run(pipeline: Pipeline, name: str, keys: Sequence[str], *arguments: str | i
 @cache
 def _script(name: str) -> Script:
     path = Path(__file__).with_name(f"{name}.lua")
-    return Script(Redis(), path.read_text(encoding="ascii"))
+    text = path.read_text(encoding="ascii")
+    return Script(Redis(), text if name == "save" else GOES_ON + text)

@@ -2,8 +2,6 @@
 -- stood still goes on with them. Returns name, count and since when it is begun of each.
 -- KEYS: leases, owners, begun. ARGV: how claims' keys begin, owner, length of the lease in ms, then
 -- the names that the caller works on.
--- As in `claim`.
-redis.call('ZREM', KEYS[1], '')
 local now = redis.call('TIME')
 local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local busy = {}
