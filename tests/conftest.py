@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 import uuid
 from contextlib import contextmanager
 from itertools import count
@@ -11,7 +12,13 @@ from types import MappingProxyType
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 
 from duetime.admin import create_topics
 from duetime.client import Wanted, producer_properties, scheduled
@@ -38,6 +45,23 @@ FROM_OUTSIDE = {"spark_properties"}
 # Tests start many JVMs and keep each for a minute: compiling their code twice would take longer
 # than it saves.
 os.environ["DUETIME_SPARK_PROPERTIES"] = json.dumps({JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"})
+
+
+def eventually(holds, what="what was waited for", within_s=60.0):
+    """Wait until it holds, and look often; gives what it gave. `what` may be made at the end."""
+    until_s = time.monotonic() + within_s
+    while not (found := holds()):
+        assert time.monotonic() < until_s, what() if callable(what) else what
+        time.sleep(0.02)
+    return found
+
+
+def configure(admin, topic, name, value):
+    """Change one setting of a topic."""
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for changed in admin.incremental_alter_configs([resource]).values():
+        changed.result()
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,6 @@
 import pytest
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, NewTopic
+from tests.conftest import configure
 
 from duetime import admin
 from duetime.admin import check_topics, create_topics, topic_problems
@@ -29,17 +23,10 @@ def altered(settings, topics, cluster):
     def alter(topic, name, value):
         full_name = f"{settings.namespace}.{topic}"
         assert full_name in topics
-        set_to(cluster, full_name, name, value)
+        configure(cluster, full_name, name, value)
         return full_name
 
     return alter
-
-
-def set_to(cluster, topic, name, value):
-    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    for answer in cluster.incremental_alter_configs([resource]).values():
-        answer.result()
 
 
 def create(cluster, topic):

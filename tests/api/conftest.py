@@ -1,11 +1,11 @@
 """The API in a thread of this process, on a real broker, whose wheel is filled by hand."""
 
 import threading
-import time
 from contextlib import ExitStack
 
 import httpx
 import pytest
+from tests.conftest import eventually
 
 from duetime.api.address import url
 from duetime.api.serve import server
@@ -30,9 +30,8 @@ class Running:
         self._server = server(settings)
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
-        while not self._server.started:
-            assert self._thread.is_alive()
-            time.sleep(0.01)
+        eventually(lambda: self._server.started or not self._thread.is_alive())
+        assert self._thread.is_alive()
 
     def stop(self):
         self._server.should_exit = True

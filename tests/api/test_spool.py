@@ -10,6 +10,7 @@ import time
 import httpx
 import pytest
 from tests.api.conftest import NOWHERE, alike, problem_of
+from tests.conftest import eventually
 
 from duetime.admin import create_topics
 from duetime.api.address import url
@@ -167,10 +168,8 @@ class Load:
         self._thread.join()
 
     def await_more(self, count):
-        wanted, deadline_s = len(self.accepted) + count, time.monotonic() + 60
-        while len(self.accepted) < wanted:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        wanted = len(self.accepted) + count
+        eventually(lambda: len(self.accepted) >= wanted)
 
     def _send(self):
         with httpx.Client(timeout=10) as client:
@@ -206,11 +205,8 @@ class Ended:
 
 
 def await_drained(settings):
-    deadline_s = time.monotonic() + 60
     with httpx.Client(base_url=url(settings)) as client:
-        while spooled(client):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        eventually(lambda: not spooled(client))
 
 
 def everything_taken_in(settings):

@@ -1,7 +1,8 @@
 """topics and doctor on a real broker."""
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient
+from tests.conftest import configure
 
 from duetime.connection import librdkafka_properties
 from duetime.topics import required_topics
@@ -13,10 +14,7 @@ pytestmark = [pytest.mark.system, pytest.mark.usefixtures("on_broker")]
 def short_retention(settings, topics):  # noqa: ARG001 (they must be there)
     """The name of a topic whose messages Kafka would remove."""
     name = f"{settings.namespace}.wheel.1"
-    entry = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource("topic", name, incremental_configs=[entry])
-    admin = AdminClient(librdkafka_properties(settings))
-    admin.incremental_alter_configs([resource])[resource].result()
+    configure(AdminClient(librdkafka_properties(settings)), name, "retention.ms", "1000")
     return name
 
 

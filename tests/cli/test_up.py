@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from tests.conftest import eventually
 
 from duetime.local.ports import free_port
 from duetime.message import DUE_AT_MS, DUE_ID
@@ -66,9 +67,7 @@ class Up:
         )
 
     def wait_until_it_waits(self, message_id):
-        until_s = time.monotonic() + 30
-        while self.tried("show", message_id).returncode:
-            assert time.monotonic() < until_s, self.log.read_text()
+        eventually(lambda: not self.tried("show", message_id).returncode, self.log.read_text, 30)
 
     def stop(self, how=signal.SIGTERM):
         """Returns the exit code and how long it took, in seconds."""
@@ -161,15 +160,14 @@ def test_everything_a_user_does_in_an_hour(data, port):
 
 def spark_and_kafka(up):
     """The processes below this one, once both are there."""
-    until_s = time.monotonic() + START_S
-    while True:
+
+    def both():
+        assert up.process.poll() is None, up.log.read_text()
         children = children_of(up.process)
         started = " ".join(children.values())
-        if "pyspark-shell" in started and "kafka.Kafka" in started:
-            return children
-        running = up.process.poll() is None and time.monotonic() < until_s
-        assert running, up.log.read_text()
-        time.sleep(0.1)
+        return "pyspark-shell" in started and "kafka.Kafka" in started and children
+
+    return eventually(both, up.log.read_text, START_S)
 
 
 def children_of(process):
@@ -229,14 +227,8 @@ def test_a_port_in_use_is_refused_in_one_sentence(data, broker):
 
 def await_end(processes):
     """A JVM that was starting, or a broker without its program, ends by itself in seconds."""
-    until_s = time.monotonic() + 40
-    while any(alive(pid) for pid in processes):
-        assert time.monotonic() < until_s, processes
-        time.sleep(0.1)
+    eventually(lambda: not any(map(alive, processes)), processes, 40)
 
 
 def await_line(log, text):
-    until_s = time.monotonic() + START_S
-    while text not in log.read_text():
-        assert time.monotonic() < until_s, log.read_text()
-        time.sleep(0.05)
+    eventually(lambda: text in log.read_text(), log.read_text, START_S)

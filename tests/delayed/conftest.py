@@ -5,15 +5,8 @@ import uuid
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewPartitions,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from tests.conftest import configure
 
 from duetime.clock import SystemClock
 from duetime.delayed import DelayedConsumer
@@ -57,10 +50,7 @@ class DelayedTopic:
 
     def configure(self, name, value):
         """Change one of its settings."""
-        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, self.name, incremental_configs=[entry])
-        for changed in self.admin.incremental_alter_configs([resource]).values():
-            changed.result()
+        configure(self.admin, self.name, name, value)
 
     def flush(self):
         assert self._producer.flush(PATIENCE_S) == 0

@@ -3,13 +3,12 @@
 import json
 import subprocess
 import sys
-import time
 import uuid
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.conftest import small_settings
+from tests.conftest import eventually, small_settings
 from tests.delayed.conftest import PATIENCE_S
 
 from duetime.bench.load import revealed
@@ -51,10 +50,10 @@ class Shown:
     def records(self, topic, count, partition=0):
         """Wait for so many records of a partition; there may be no more."""
         place = TopicPartition(topic, partition, 0)
-        until_s = time.monotonic() + PATIENCE_S
-        while self.count(topic, partition) < count:
-            assert time.monotonic() < until_s, f"{self.count(topic, partition)} in {topic}"
-            time.sleep(0.02)
+        eventually(
+            lambda: self.count(topic, partition) >= count,
+            lambda: f"{self.count(topic, partition)} in {topic}",
+        )
         self._consumer.assign([place])
         found = self._consumer.consume(count, timeout=PATIENCE_S)
         assert (len(found), self.count(topic, partition)) == (count, count)
@@ -128,9 +127,7 @@ def test_what_was_taken_before_a_pause_and_not_sent_appears_after_it(
     shown.flush()
     running = Visible(shown.settings, shown.delayed)
     running.start()
-    until_s = time.monotonic() + PATIENCE_S
-    while caplog.text.count("is read again") < 3:
-        assert time.monotonic() < until_s
+    eventually(lambda: caplog.text.count("is read again") >= 3)
     monkeypatch.setattr(visible, "PAUSE_S", 4.0)
     found = shown.records(shown.name, 1_200)
     running.close()
@@ -162,9 +159,7 @@ def test_killed_at_any_moment_each_appears_once_and_in_order(shown, now_ms):
     shown.flush()
     for count in (1, 800, 2_000):
         with started(shown) as process:
-            until_s = time.monotonic() + PATIENCE_S
-            while shown.count(shown.name) < count:
-                assert time.monotonic() < until_s
+            eventually(lambda least=count: shown.count(shown.name) >= least)
             process.kill()
     keeper = Visible(shown.settings, shown.delayed)
     keeper.start()

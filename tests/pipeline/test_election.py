@@ -1,12 +1,12 @@
 """One leads, the others stand by; and no row passes without a lease."""
 
 import os
-import time
 from contextlib import ExitStack
 from threading import Timer
 
 import pytest
 from pyspark.errors import PySparkException
+from tests.conftest import eventually
 
 from duetime.clock import SystemClock
 from duetime.pipeline import leases
@@ -31,13 +31,6 @@ def join(settings):
             return member
 
         yield joined
-
-
-def await_that(condition):
-    until_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.02)
 
 
 def test_the_first_leads_and_keeps_it_when_others_come_and_the_next_leads_when_it_leaves(join):
@@ -85,7 +78,7 @@ def test_the_rows_of_a_leader_that_steps_down_are_not_sent(settings, spark, join
     leader.guard(jvm(spark))
     assert leader.wait()
     rows = spark.range(1).where(lease_is_held(settings))
-    await_that(lambda: rows.count() == 1)
+    eventually(lambda: rows.count() == 1)
     monkeypatch.setattr(leader, "_renew", lambda: None)
     leader._step_down()
     assert not leader.is_leading.is_set()

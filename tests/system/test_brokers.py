@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from tests.conftest import small_settings
 from tests.system.conftest import Live
+from tests.system.test_restart import complete
 
 from duetime.admin import create_topics
 from duetime.bench.crash import pipeline_process
@@ -73,16 +74,6 @@ def fill(path):
                 continue
 
 
-def complete(client, topic, inbox, ids):
-    """Wait until all are there; each has come once, and none early."""
-    inbox.until(lambda: {each.id for each in inbox.arrived} >= ids, "all")
-    # Whatever comes twice comes with what is overdue, before one that has yet to wait.
-    last = client.produce(topic, "x", in_=timedelta(seconds=6))
-    inbox.until_id(last)
-    assert sorted(each.id for each in inbox.arrived) == sorted(ids | {last})
-    assert min(each.late_ms for each in inbox.arrived) >= 0
-
-
 def schedule(client, topic, count, over_s):
     step = timedelta(seconds=over_s) / count
     return {client.produce(topic, "x", in_=number * step) for number in range(count)}
@@ -123,7 +114,7 @@ def test_a_disk_that_is_full_for_a_while_loses_and_doubles_nothing(tmp_path):
             unique = MessageId.parse(each).unique
             assert client.produce(topic, "x", at=waiting[each], id=unique) == each
         ids |= waiting.keys()
-        complete(client, topic, inbox, ids)
+        complete(live, topic, inbox, ids)
 
 
 @contextmanager
@@ -172,4 +163,4 @@ def test_when_one_of_three_brokers_goes_away_each_message_comes_once(tmp_path):
         before = len(inbox.arrived)
         inbox.until(lambda: len(inbox.arrived) > before + 100, "some while it is away")
         brokers[0].start()
-        complete(client, topic, inbox, ids)
+        complete(live, topic, inbox, ids)

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import subprocess
-import time
 import uuid
 from contextlib import contextmanager
 from datetime import timedelta
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import NewTopic
+from tests.conftest import eventually
 from tests.system.conftest import KMQ, PATIENCE_S
 
 from duetime.kmq import Queue
@@ -55,13 +55,6 @@ def running(kmq, tmp_path, *arguments):
         process.kill()
 
 
-def until(enough, what):
-    until_s = time.monotonic() + PATIENCE_S
-    while not enough():
-        assert time.monotonic() < until_s, what()
-        time.sleep(0.1)
-
-
 def test_what_kmqs_client_forgets_our_tracker_delivers_again(live, kmq, tmp_path):
     wanted = [f"{'drop' if each % 10 == 0 else 'keep'}-{each}" for each in range(40)]
     for number, value in enumerate(wanted):
@@ -75,7 +68,7 @@ def test_what_kmqs_client_forgets_our_tracker_delivers_again(live, kmq, tmp_path
             words = [line.split() for line in lines]
             return [each[0] for each in words if len(each) == 3]
 
-        until(lambda: sorted(seen()) == sorted(wanted + dropped), output.read_text)
+        eventually(lambda: sorted(seen()) == sorted(wanted + dropped), output.read_text, PATIENCE_S)
 
 
 def test_what_our_client_forgets_kmqs_tracker_delivers_again(live, kmq, tmp_path):

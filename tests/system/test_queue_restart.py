@@ -1,14 +1,14 @@
 """The tracker in a process of its own, which is down, killed, and started again."""
 
 import json
-import time
 import uuid
 from datetime import timedelta
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
-from tests.system.conftest import now_ms
+from tests.conftest import eventually
+from tests.system.conftest import PATIENCE_S, now_ms
 from tests.system.test_restart import running
 
 from duetime.admin import create_topics
@@ -87,14 +87,12 @@ def test_a_tracker_that_was_down_and_is_killed_delivers_again_what_is_open_and_o
             work(next(messages))
         # Acknowledged after its time-out, and before a tracker looks.
         over_ms = now_ms() + 1_500
-        while now_ms() < over_ms:
-            time.sleep(0.05)
+        eventually(lambda: now_ms() >= over_ms)
         for message in late:
             message.ack()
         # Killed between delivering again and writing it down.
         with running(live, tmp_path, DUETIME_FAULT=Point.REDELIVERED, **environment) as process:
-            while process.running:
-                time.sleep(0.05)
+            eventually(lambda: not process.running, "the fault", PATIENCE_S)
         with running(live, tmp_path, **environment):
             send(live, "dropped-last")
             while seen.count("dropped-last") < 2:

@@ -9,14 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
-from tests.conftest import FROM_OUTSIDE
+from confluent_kafka.admin import AdminClient
+from tests.conftest import FROM_OUTSIDE, configure
 
 from duetime.admin import create_topics
 from duetime.bench import crash
@@ -127,17 +121,10 @@ def aged(live, topic):
         place = shape.number(0, due_ms) % shape.ring
         producer.produce(topic, "x", partition=place, headers=headers, timestamp=appended_ms)
 
-    stamp_with(admin, topic, "CreateTime")
+    configure(admin, topic, "message.timestamp.type", "CreateTime")
     yield append
     producer.flush()
-    stamp_with(admin, topic, "LogAppendTime")
-
-
-def stamp_with(admin, topic, kind):
-    entry = ConfigEntry("message.timestamp.type", kind, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    for changed in admin.incremental_alter_configs([resource]).values():
-        changed.result()
+    configure(admin, topic, "message.timestamp.type", "LogAppendTime")
 
 
 def test_what_waits_when_it_is_stopped_comes_after_it_is_started_again(live, tmp_path):

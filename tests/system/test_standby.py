@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.conftest import eventually
 from tests.system.test_restart import complete, live, running, schedule
 
 from duetime.bench.crash import children, send_signal
@@ -47,13 +48,12 @@ def another_leads(live, gone):
 
 def await_leader(live, is_it):
     """Wait until there is a leader and the status is as it should be."""
-    until_s = time.monotonic() + PATIENCE_S
-    while True:
-        found = status(live.settings, SystemClock())
-        if found.leader and is_it(found):
-            return found
-        assert time.monotonic() < until_s, found
-        time.sleep(0.1)
+
+    def found():
+        told = status(live.settings, SystemClock())
+        return told.leader and is_it(told) and told
+
+    return eventually(found, lambda: status(live.settings, SystemClock()), PATIENCE_S)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
