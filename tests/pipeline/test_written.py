@@ -76,6 +76,7 @@ STEPS = [
     (record((NAMES.wheel(0), 7)), record((FAILED, 0))),
     (record((FAILED, 0)), record((NAMES.wheel(1), 7), attempts=1)),
     (record((OUTBOX, 0), attempts=1), record((FAILED, 0), attempts=1)),
+    (record((FAILED, 0)), record((OUTBOX, 0), attempts=1)),
     (record((FAILED, 0), attempts=9), record((NAMES.dead, 0))),
 ]
 

@@ -83,7 +83,8 @@ def judged(failed: DataFrame, settings: Settings) -> DataFrame:
     found = was_unknown & F.col("why").isNull()
     to = choose(
         (~message.is_whole, routes.rejected(F.lit(str(Reason.UNREADABLE)), _foreign())),
-        (found, routes.delivered(without_reason(message))),
+        # With this attempt in its state: on the way to another cluster, it is further than before.
+        (found, routes.delivered(_tried(message, retry_ms=_retried_ms(message)))),
         (_is_over(message), routes.dead(without_reason(message), _last_words())),
         (soon, routes.lane(again, now)),
         otherwise=routes.store(again, now),
@@ -132,10 +133,21 @@ def _is_over(message: Waiting) -> Column:
 
 def _again(message: Waiting) -> Waiting:
     """The message as it waits for its retry."""
+    retry_ms = F.col("retry_ms")
+    return replace(_tried(message, retry_ms), due_ms=retry_ms)
+
+
+def _retried_ms(message: Waiting) -> Column:
+    """The instant of the retry that has just failed; null if it was the first attempt."""
+    return state_number(waiting_text(message.headers, DUE_STATE), "retry")
+
+
+def _tried(message: Waiting, retry_ms: Column) -> Waiting:
+    """The message with this attempt in its state."""
     state = state_text(
         taken=message.taken_ms,
         expires=message.expires_ms,
-        retry=F.col("retry_ms"),
+        retry=retry_ms,
         attempts=F.col("attempts"),
         failed=F.col("first_ms"),
         cluster=message.cluster,
@@ -145,7 +157,7 @@ def _again(message: Waiting) -> Waiting:
     headers = F.concat(
         F.slice(bare, 1, at), F.array(header(DUE_STATE, state)), F.slice(bare, at + 2, F.size(bare))
     )
-    return replace(message, due_ms=F.col("retry_ms"), headers=headers)
+    return replace(message, headers=headers)
 
 
 def _last_words() -> Column:

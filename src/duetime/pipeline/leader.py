@@ -30,6 +30,7 @@ from duetime.pipeline.waking import Waking
 from duetime.pipeline.written import Written
 from duetime.stores import Store
 from duetime.stores.kafka import KafkaStore
+from duetime.stores.keeping import Keeping
 from duetime.stores.opening import open_store
 from duetime.topics import visible
 
@@ -52,6 +53,8 @@ class Means:
     destinations: Mapping[str | None, Destinations]
     turn: Turn
     sends: ProducerMetrics
+    #: What `written` reads is not freed meanwhile.
+    keeping: Keeping
     #: None where a leader that is paused keeps its JVM.
     fence: Fence | None
 
@@ -94,7 +97,7 @@ class Leader:
             self._rescue(first_s)
             for release in self._releases:
                 release.start(from_ms)
-            self._queries.start()
+            self._queries.start(self._visit)
             self._start(self._probes())
             unless_started.pop_all()
 
@@ -113,7 +116,7 @@ class Leader:
 
     def _stores(self) -> list[Store[Any]]:
         """The wheel, and where else messages wait: what was left in the middle is read now."""
-        self._wheel = KafkaStore(self._settings)
+        self._wheel = KafkaStore(self._settings, self._means.keeping)
         self._to_stop.callback(self._wheel.close)
         store = open_store(self._settings)
         if store is None:

@@ -23,11 +23,17 @@ RESTART_S = DELIVERY_TIMEOUT_S + 1.0
 #: Doubled for each further failure, up to this, in seconds.
 MOST_RESTART_S = 30.0
 
+#: How often those that run are looked at, while others are being started, in seconds.
+LOOK_S = 1.0
+
 #: How long those that are just being started are waited for when all are stopped, in seconds.
 STOP_S = 5.0
 
 #: A query that ran so long has recovered from what ailed it, in seconds.
 WELL_S = 60.0
+
+#: What is done with each query that is well.
+Visit = Callable[[str, StreamingQuery], None]
 
 
 @dataclass(slots=True)
@@ -77,14 +83,22 @@ class Queries:
         # At once, because each takes seconds in a JVM that has just been started.
         self._pool = ThreadPoolExecutor(len(self._running), thread_name_prefix="begin")
 
-    def start(self) -> None:
-        """Start them; returns when they run, but for those elsewhere."""
+    def start(self, visit: Visit) -> None:
+        """Start them; returns when they run, or could not be started, but for those elsewhere.
+
+        Recovering takes one of them minutes, perhaps: the others are looked after meanwhile.
+        """
         for running in self._running:
             self._begin_soon(running)
         here = (each for each in self._running if each.name not in self._elsewhere)
-        wait([each.beginning for each in here if each.beginning])
+        first = [each.beginning for each in here if each.beginning]
+        while wait(first, timeout=LOOK_S).not_done:
+            try:
+                self.look_around(visit)
+            except Exception:
+                log.exception("could not look at the queries; looking again")
 
-    def look_around(self, visit: Callable[[str, StreamingQuery], None]) -> None:
+    def look_around(self, visit: Visit) -> None:
         """Start what has failed again, after a pause that the others do not make; visit others."""
         for running in self._running:
             if running.is_beginning:

@@ -16,6 +16,7 @@ from duetime.metrics import READ_BACK_RECORDS, READ_BACK_SECONDS
 from duetime.pipeline.kafka import read_ranges
 from duetime.pipeline.progress import progress
 from duetime.stores import OffsetRange
+from duetime.stores.keeping import Keeping
 from duetime.stores.offsets import Offsets, Unreadable
 from duetime.stores.places import Place
 from duetime.topics import TopicNames
@@ -52,8 +53,11 @@ class Look(Protocol):
 class ReadBack:
     """Looks at all that there is since then. With `cluster`, the destinations are on that one."""
 
-    def __init__(self, spark: SparkSession, settings: Settings, cluster: str | None) -> None:
+    def __init__(
+        self, spark: SparkSession, settings: Settings, cluster: str | None, keeping: Keeping
+    ) -> None:
         self._spark = spark
+        self._keeping = keeping
         self._names = TopicNames(settings)
         self._progress = progress(settings).alias("progress")
         self._own_topics = _own_topics(settings)
@@ -67,9 +71,10 @@ class ReadBack:
         With `seen`, only what is new is read, and added there.
         """
         seen = seen or Seen()
-        ends = self._ends(self._here, self._own_topics)
-        ranges = self._appended(self._here, ends, since_ms, seen.ends)
-        return self._looked(self._here, ranges, (), seen)
+        with self._keeping.reading():
+            ends = self._ends(self._here, self._own_topics)
+            ranges = self._appended(self._here, ends, since_ms, seen.ends)
+            return self._looked(self._here, ranges, (), seen)
 
     def destinations(
         self, topics: Sequence[str], since_ms: int, seen: Seen | None = None

@@ -25,7 +25,7 @@ def recover_intake(
 ) -> None:
     """Take in what is there, without what was taken in before."""
     following = written.following()
-    cancels: DataFrame | None = None
+    since_ms: int | None = None
 
     def handle(batch: DataFrame, _number: int) -> None:
         # Read and understood once; what follows is several jobs over it.
@@ -38,10 +38,10 @@ def recover_intake(
         found = scope(asked, destination(), F.col("asked.cluster"))
         if found is None:
             return
-        nonlocal cancels
-        if cancels is None:
-            # All that are there: a message may be in an earlier batch than its cancel.
-            cancels = _cancelled(written, settings, intake, found.since_ms)
+        nonlocal since_ms
+        since_ms = since_ms or found.since_ms
+        # All that are there by now: a message may be in an earlier batch than its cancel.
+        cancels = _cancelled(written, settings, intake, since_ms)
         left = following.without_taken_in(asked.transform(_first_of_its_id), found)
         # Reading back takes a while.
         left = left.withColumn("now", now_ms())

@@ -19,10 +19,12 @@ from duetime.pipeline.fence import Fence
 from duetime.pipeline.housekeeping import Tally
 from duetime.pipeline.jvm import ProducerMetrics, jvm
 from duetime.pipeline.leader import Leader, Means
+from duetime.pipeline.queries import RESTART_S
 from duetime.pipeline.session import spark_session
 from duetime.pipeline.turn import Turn
 from duetime.pipeline.warmup import WarmUp
 from duetime.pipeline.written import Written
+from duetime.stores.keeping import Keeping
 from duetime.stores.opening import check_store
 
 log = logging.getLogger(__name__)
@@ -152,7 +154,8 @@ class Pipeline:
         clusters = (None, *self._settings.clusters)
         # Others than this one need not answer yet.
         destinations = {each: self._destinations_of(each) for each in clusters}
-        written = {each: self._written_at(each) for each in clusters}
+        keeping = Keeping()
+        written = {each: self._written_at(each, keeping) for each in clusters}
         return Means(
             spark=self.spark,
             settings=self._settings,
@@ -161,6 +164,7 @@ class Pipeline:
             destinations=destinations,
             turn=Turn(self.spark, self._settings, written[None]),
             sends=ProducerMetrics(self.spark),
+            keeping=keeping,
             fence=self._fence,
         )
 
@@ -171,8 +175,8 @@ class Pipeline:
         self._started_so_far.callback(destinations.close)
         return destinations
 
-    def _written_at(self, cluster: str | None) -> Written:
-        written = Written(self.spark, self._settings, cluster=cluster)
+    def _written_at(self, cluster: str | None, keeping: Keeping) -> Written:
+        written = Written(self.spark, self._settings, cluster=cluster, keeping=keeping)
         self._started_so_far.callback(written.close)
         return written
 
@@ -243,4 +247,6 @@ class Pipeline:
         context.cancelAllJobs()
         leader.join()
         context.setLogLevel("ERROR")
+        # What this JVM's producers hold may arrive for as long, and must be there to be read back.
+        self._lead_s = time.monotonic() + RESTART_S
         log.info("standing by")

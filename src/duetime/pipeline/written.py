@@ -18,6 +18,7 @@ from duetime.config import Settings
 from duetime.pipeline.progress import progress
 from duetime.pipeline.readback import PLACE, Following, Look, ReadBack
 from duetime.pipeline.rows import waiting_record
+from duetime.stores.keeping import Keeping
 
 SIDES = ("written", "record")
 
@@ -80,7 +81,8 @@ class Sieve:
 
     def _ids(self, since_ms: int, destinations: Sequence[str]) -> DataFrame | None:
         """id, is_delivered, progress and place of all that was appended since; None of nothing."""
-        # What messages leave is read before what they reach: none slips through between the two.
+        # What messages leave is read before what they reach, and nothing is freed meanwhile: none
+        # slips through between the two.
         own = self._look.own(since_ms)
         theirs = self._look.destinations(destinations, since_ms)
         return own.unionAll(theirs) if own and theirs else own or theirs
@@ -90,9 +92,15 @@ class Written(Sieve):
     """What is written as of each time that it is asked. Holds connections: close it."""
 
     def __init__(
-        self, spark: SparkSession, settings: Settings, *, cluster: str | None = None
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        *,
+        cluster: str | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
-        self._read_back = ReadBack(spark, settings, cluster)
+        """`keeping` is of who frees what is read back here."""
+        self._read_back = ReadBack(spark, settings, cluster, keeping or Keeping())
         super().__init__(settings, self._read_back, cluster)
 
     def following(self) -> Sieve:

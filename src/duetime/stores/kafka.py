@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from duetime.config import Settings
 from duetime.message import MessageId
 from duetime.stores import Found, OffsetRange, Pending
+from duetime.stores.keeping import Keeping
 from duetime.stores.offsets import Offsets
 from duetime.stores.places import Place, WheelPlaces
 from duetime.stores.reader import WheelReader
@@ -25,7 +26,9 @@ log = logging.getLogger(__name__)
 class KafkaStore:
     """The wheel in Kafka, as one planner sees it. Thread-safe."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, keeping: Keeping | None = None) -> None:
+        """`keeping` knows whether somebody reads what is to be freed."""
+        self._keeping = keeping or Keeping()
         self._wheel = settings.wheel
         self._places = WheelPlaces(settings)
         self._offsets = Offsets(settings, TopicNames(settings).release_group)
@@ -74,7 +77,7 @@ class KafkaStore:
             self._begun |= begun
 
     def settle(self, claims: Iterable[OffsetRange]) -> None:
-        """Commit, then free. What a crash between the two leaves, the next settling frees."""
+        """Commit, then free. What a crash between the two leaves, the next start frees."""
         ends = {(each.topic, each.partition): each.end for each in claims}
         self._offsets.commit(ends)
         with self._lock:
@@ -82,7 +85,7 @@ class KafkaStore:
             self._claimed -= ends.keys()
             for place in ends:
                 self._begun.pop(place, None)
-        self._offsets.delete_before(ends)
+        self._keeping.free(ends, self._offsets.delete_before)
 
     def give_up(self, claims: Iterable[OffsetRange]) -> None:
         """Drop the claim: rescue finds what it held."""
@@ -108,7 +111,7 @@ class KafkaStore:
                 place: at if (first := kept[place]) is None else min(at, first)
                 for place, at in offsets.items()
             }
-        self._offsets.delete_before(offsets)
+        self._keeping.free(offsets, self._offsets.delete_before)
 
     def close(self) -> None:
         """Close the connection."""

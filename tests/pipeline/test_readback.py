@@ -1,0 +1,106 @@
+"""Reading back what was written, on a real broker, while others go on."""
+
+import logging
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from prometheus_client import REGISTRY
+from tests.conftest import eventually
+
+from duetime.clock import SystemClock
+from duetime.connection import librdkafka_properties
+from duetime.pipeline.readback import ReadBack
+from duetime.stores.kafka import KafkaStore
+from duetime.stores.keeping import Keeping
+from duetime.stores.offsets import Offsets
+from duetime.topics import TopicNames
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def keeping():
+    return Keeping()
+
+
+@pytest.fixture
+def read_back(spark, settings, topics, keeping):  # noqa: ARG001 (they must be there)
+    found = ReadBack(spark, settings, None, keeping)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def store(settings, keeping, wheel):  # noqa: ARG001 (messages are written before)
+    found = KafkaStore(settings, keeping)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def start_of(settings):
+    """Where a partition begins by now."""
+    offsets = Offsets(settings, TopicNames(settings).release_group)
+    yield lambda place: offsets.starts([place])[place]
+    offsets.close()
+
+
+def test_a_message_that_moves_on_while_it_is_looked_for_is_found(
+    wheel, store, read_back, start_of, monkeypatch
+):
+    message = wheel.message("orders", 1_000, level=0)
+    claims = store.overdue(SystemClock().now_ms() + 3_600_000)
+    (place,) = {(each.topic, each.partition) for each in claims}
+    appended = read_back._appended
+
+    def meanwhile(*asked):
+        # Where everything ends is known, and nothing is read yet: its turn has sent it on.
+        found = appended(*asked)
+        store.settle(claims)
+        return found
+
+    monkeypatch.setattr(read_back, "_appended", meanwhile)
+    assert str(message) in {row.id for row in read_back.own(0).collect()}
+    assert start_of(place) == 0
+    # Not for ever.
+    store.free({})
+    eventually(lambda: start_of(place) == 1)
+
+
+def counted(name):
+    return REGISTRY.get_sample_value(name, {"topics": "own"}) or 0
+
+
+def test_what_is_read_back_is_counted_and_timed(wheel, read_back, now_ms):
+    for number in range(3):
+        wheel.message("orders", now_ms + 10_000 + number)
+    records, seconds = map(
+        counted, ("duetime_read_back_records_total", "duetime_read_back_seconds_total")
+    )
+    assert read_back.own(now_ms - 60_000).count() == 3
+    assert counted("duetime_read_back_records_total") == records + 3
+    assert counted("duetime_read_back_seconds_total") > seconds
+
+
+def test_a_destination_whose_retention_was_shorter_is_told_of_once(
+    settings, read_back, now_ms, caplog
+):
+    topic = f"{settings.namespace}-to"
+    admin = AdminClient(librdkafka_properties(settings))
+    admin.create_topics([NewTopic(topic, num_partitions=1)])[topic].result()
+    producer = Producer(librdkafka_properties(settings))
+    for _ in range(5):
+        producer.produce(topic, "x", partition=0)
+    assert producer.flush(30) == 0
+    with caplog.at_level(logging.WARNING):
+        read_back.destinations([topic], now_ms - 60_000)
+        assert not caplog.records
+        # As retention would.
+        (removed,) = admin.delete_records([TopicPartition(topic, 0, 3)]).values()
+        removed.result()
+        read_back.destinations([topic], now_ms - 60_000)
+        read_back.destinations([topic], now_ms - 60_000)
+    (told,) = caplog.records
+    assert f"topic={topic}: its retention is shorter" in told.getMessage()
+    admin.delete_topics([topic])[topic].result()
