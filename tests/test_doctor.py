@@ -88,7 +88,7 @@ def test_where_no_broker_answers_nothing_is_said_about_topics(nowhere):
     checks = by_name(checkup(nowhere))
     assert list(checks) == ["Java", "jars", "broker"]
     assert not checks["broker"].ok
-    assert "127.0.0.1:1 does not answer" in checks["broker"].detail
+    assert "does not answer at 127.0.0.1:1" in checks["broker"].detail
 
 
 def test_a_missing_java_and_missing_jars_are_told_with_what_to_do(nowhere, monkeypatch, tmp_path):

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 
 from duetime.config import Settings
 from duetime.errors import ConfigError, KafkaError
-from duetime.reach import Contact, Unanswered
+from duetime.reach import TURNED_AWAY, Contact, Unanswered
 from duetime.stores.offsets import Offsets
 from duetime.stores.places import Place
 from duetime.topics import Topic, TopicNames, check_all, required_topics, shared_names
@@ -31,12 +31,6 @@ TIMEOUT_S = 30.0
 #: How long the cluster may take for its list of topics, in seconds. In between is looked whether
 #: we are turned away; the last is for a cluster that has very many.
 LOOKS_S = (1.0, 4.0, 30.0)
-
-#: Answers that no patience changes: a wrong password, a certificate that is not trusted.
-TURNED_AWAY = (
-    BrokerError._AUTHENTICATION,  # noqa: SLF001 (their public names)
-    BrokerError._SSL,  # noqa: SLF001
-)
 
 #: How long the cluster may take to find leaders for new partitions, in seconds.
 LEADERS_TIMEOUT_S = 60.0
@@ -92,16 +86,7 @@ def _existing(contact: Contact, settings: Settings) -> dict[str, TopicMetadata]:
     try:
         found = contact.cluster(LOOKS_S, hopeless=TURNED_AWAY).topics
     except Unanswered as error:
-        at = f"Kafka at {settings.bootstrap}"
-        for trouble in error.troubles:
-            if trouble.code() in TURNED_AWAY:
-                raise KafkaError(
-                    f"{at} turns us away ({trouble.str()}): "
-                    "look at security_protocol, sasl_* and ssl_*"
-                ) from error
-        raise KafkaError(
-            f"{at} does not answer ({error}): is the broker up, and is this its address?"
-        ) from error
+        raise error.in_words(settings, "is the broker up, and is this its address?") from error
     return {name: topic for name, topic in found.items() if topic.error is None}
 
 

@@ -114,9 +114,10 @@ def _cluster(settings: Settings) -> ClusterMetadata:
     try:
         return Contact(settings).cluster((TIMEOUT_S,), hopeless=())
     except Unanswered as error:
-        raise KafkaError(
-            f"Kafka at {settings.bootstrap} does not answer ({error}): see that it is up, that "
-            "this is its address, and that the security settings are its own"
+        raise error.in_words(
+            settings,
+            "see that it is up, that this is its address, and that the security settings are its "
+            "own",
         ) from error
 
 

@@ -19,6 +19,11 @@ ANSWER_S = (1.5, 2.5)
 #: That nobody is there: no patience changes it.
 DOWN = (BrokerError._ALL_BROKERS_DOWN,)  # noqa: SLF001 (its public name)
 
+#: Nor this: a wrong password, a certificate that is not trusted.
+TURNED_AWAY = (
+    BrokerError._AUTHENTICATION,  # noqa: SLF001 (their public names)
+    BrokerError._SSL,  # noqa: SLF001
+)
 
 #: That a topic is not there.
 MISSING = (BrokerError.UNKNOWN_TOPIC_OR_PART, BrokerError.TOPIC_EXCEPTION)
@@ -28,15 +33,27 @@ CREATED_S = 1.0
 
 
 class Unanswered(Exception):
-    """The cluster says nothing. Those who asked know what to say of it.
+    """The cluster says nothing. Those who asked know what to do about it.
 
     `troubles` are all that the client had, `last` is why it gave up.
     """
 
     def __init__(self, troubles: list[BrokerError], last: BrokerError) -> None:
         super().__init__(last.str())
-        self.troubles = troubles
-        self.last = last
+        self._turned_away = next((one for one in troubles if one.code() in TURNED_AWAY), None)
+        # The first is the cause, and the others come of it.
+        self._cause = troubles[0] if troubles else last
+
+    def in_words(self, settings: Settings, advice: str) -> KafkaError:
+        """One sentence: why, and what to do; `advice` is for a cluster that is not there."""
+        if self._turned_away is not None:
+            return KafkaError(
+                f"Kafka at {settings.bootstrap} turns us away ({self._turned_away.str()}): "
+                "look at security_protocol, sasl_* and ssl_*"
+            )
+        return KafkaError(
+            f"Kafka does not answer at {settings.bootstrap} ({_shortly(self._cause)}): {advice}"
+        )
 
 
 class Contact:
@@ -111,16 +128,14 @@ def create_by_asking(settings: Settings, topic: str) -> bool:
 def require_kafka(settings: Settings) -> ClusterMetadata:
     """What the cluster says. Raises ConfigError, and KafkaError if it says nothing within 4 s."""
     try:
-        return Contact(settings).cluster(ANSWER_S, hopeless=DOWN)
+        return Contact(settings).cluster(ANSWER_S, hopeless=DOWN + TURNED_AWAY)
     except Unanswered as error:
-        trouble = error.troubles[0] if error.troubles else error.last
-        raise KafkaError(
-            f"Kafka does not answer at {settings.bootstrap} ({_cause(trouble)}): start it with "
-            "duetime up, or say with --kafka where it is"
+        raise error.in_words(
+            settings, "start it with duetime up, or say with --kafka where it is"
         ) from error
 
 
-def _cause(trouble: BrokerError) -> str:
+def _shortly(trouble: BrokerError) -> str:
     # "host:9093/bootstrap: Connect to ipv4#127.0.0.1:9093 failed: Connection refused (after ...)"
     text = str(trouble.str()).rpartition("/bootstrap: ")[2].partition(" (after ")[0]
     return text.rpartition(": ")[2] if text.startswith("Connect to") else text

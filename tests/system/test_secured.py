@@ -18,10 +18,12 @@ from tests.system.conftest import Inbox, Live
 
 from duetime.admin import create_topics
 from duetime.bench.crash import pipeline_process
+from duetime.doctor import checkup
 from duetime.errors import KafkaError
 from duetime.local.broker import LocalBroker
 from duetime.local.ports import free_port
 from duetime.local.properties import HOST
+from duetime.reach import require_kafka
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -142,7 +144,19 @@ def test_where_we_may_not_read_back_one_warning_says_so_and_nothing_is_lost(
     live.close()
 
 
-def test_a_wrong_password_gets_nothing_and_is_told_so_at_once(settings):
-    wrong = settings.model_copy(update={"sasl_password": type(settings.sasl_password)("wrong")})
+@pytest.fixture
+def wrong(settings):
+    """The same with another password."""
+    return settings.model_copy(update={"sasl_password": type(settings.sasl_password)("wrong")})
+
+
+@pytest.mark.parametrize("ask", [create_topics, require_kafka])
+def test_a_wrong_password_gets_nothing_and_is_told_so_at_once(wrong, ask):
     with pytest.raises(KafkaError, match="turns us away"):
-        create_topics(wrong)
+        ask(wrong)
+
+
+def test_the_checkup_says_that_the_password_is_wrong(wrong):
+    (broker,) = [each for each in checkup(wrong) if each.name == "broker"]
+    assert not broker.ok
+    assert "turns us away" in broker.detail
