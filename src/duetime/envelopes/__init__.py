@@ -148,6 +148,13 @@ def without(headers: Column, names: Sequence[str]) -> Column:
     )
 
 
+def repeated(*names: str) -> Column:
+    """Whether headers of these names are there more than once; counted only where some name is."""
+    headers = record_headers()
+    found = F.filter(headers, lambda one: one["key"].isin(*names))
+    return (F.size(headers) > F.size("by_name")) & (F.size(found) > 1)
+
+
 def record_timestamp_ms() -> Column:
     """When the broker appended the record, in epoch ms."""
     return F.unix_millis("timestamp")

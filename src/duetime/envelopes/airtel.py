@@ -47,6 +47,11 @@ def airtel() -> Canonical:
                 reason=Reason.NO_DUE_TIME,
                 detail="the field postTime is missing: add it, in epoch ms",
             ),
+            Refusal(
+                when=envelope.repeats("postTime"),
+                reason=Reason.TWO_DUE_TIMES,
+                detail="the field postTime is there more than once: leave one",
+            ),
         ),
     )
 

@@ -44,6 +44,11 @@ def countdown() -> Canonical:
                 detail="the field countdown is missing: add it, in seconds",
             ),
             Refusal(
+                when=envelope.repeats("countdown"),
+                reason=Reason.TWO_DUE_TIMES,
+                detail="the field countdown is there more than once: leave one",
+            ),
+            Refusal(
                 when=number.try_cast("double") < 0,
                 reason=Reason.BAD_DUE_TIME,
                 detail="the field countdown is negative: a delay is 0 or more",

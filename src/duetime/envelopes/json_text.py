@@ -42,7 +42,7 @@ def _nested(string: str, depth: int = DEPTH) -> str:
     return rf"[\[{{]{_BETWEEN}(?:(?:{string}{inner}){_BETWEEN})*+[\]}}]"
 
 
-_ANY = f"(?:{_STRING}|{_SCALAR}|{_nested(_STRING)})"
+_STRICT = f"(?:{_STRING}|{_SCALAR}|{_nested(_STRING)})"
 _PAYLOAD = f"(?:{_STRING}|{_SCALAR}|{_nested(_LENIENT)})"
 
 
@@ -51,9 +51,12 @@ def _spelt(name: str) -> str:
     return "".join(rf"(?:{letter}|\\u(?i:{ord(letter):04x}))" for letter in name)
 
 
-def payload_pattern(name: str) -> str:
-    """Matches one JSON object that has the field once; group 1 is the field's raw text."""
-    other = rf'(?!"{_spelt(name)}"){_STRING}{_SPACE}:{_SPACE}{_ANY}{_SPACE}'
+def payload_pattern(name: str, others: str = _STRICT) -> str:
+    """Matches one JSON object that has the field once; group 1 is the field's raw text.
+
+    `others` matches what other fields may have.
+    """
+    other = rf'(?!"{_spelt(name)}"){_STRING}{_SPACE}:{_SPACE}{others}{_SPACE}'
     field = rf'"{name}"{_SPACE}:{_SPACE}({_PAYLOAD}){_SPACE}'
     before = rf"(?:{other},{_SPACE})*+"
     after = rf"(?:,{_SPACE}{other})*+"
@@ -80,6 +83,14 @@ class JsonEnvelope:
     def field(self, name: str) -> Column:
         """A small field, in the type that `fields` gave it."""
         return self._json[name]
+
+    def repeats(self, name: str) -> Column:
+        """Whether a small field is there more than once: of two, `field` gives the last."""
+        text, spelt = F.col("text"), f'"{name}"'
+        # It may as well be in the payload; looked at closely only where it is there twice at all.
+        is_twice = F.substring_index(text, spelt, 2) != text
+        once = F.regexp_extract(text, payload_pattern(name, others=_PAYLOAD), 1)
+        return is_twice & (once == "")
 
     def payload(self) -> Column:
         """binary: a string's own bytes, any other value's JSON text as sent, null for null."""

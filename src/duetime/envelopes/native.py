@@ -1,6 +1,5 @@
 """duetime's own contract: headers on any record, payload untouched."""
 
-from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from duetime.envelopes import (
@@ -9,6 +8,7 @@ from duetime.envelopes import (
     named,
     record_headers,
     record_timestamp_ms,
+    repeated,
     whole_number,
     without,
 )
@@ -55,7 +55,8 @@ def native() -> Canonical:
                 detail="neither due-at-ms nor due-in-ms: add one of the two headers",
             ),
             Refusal(
-                when=(named(DUE_AT_MS).isNotNull() & named(DUE_IN_MS).isNotNull()) | _repeated(),
+                when=(named(DUE_AT_MS).isNotNull() & named(DUE_IN_MS).isNotNull())
+                | repeated(DUE_AT_MS, DUE_IN_MS),
                 reason=Reason.TWO_DUE_TIMES,
                 detail="more than one due-at-ms or due-in-ms: leave one",
             ),
@@ -67,10 +68,3 @@ def native() -> Canonical:
             ),
         ),
     )
-
-
-def _repeated() -> Column:
-    """Whether one of the two is there twice; counted only where some name is."""
-    headers = record_headers()
-    due_times = F.filter(headers, lambda one: one["key"].isin(DUE_AT_MS, DUE_IN_MS))
-    return (F.size(headers) > F.size("by_name")) & (F.size(due_times) > 1)

@@ -10,6 +10,7 @@ from duetime.envelopes import (
     Refusal,
     named,
     record_headers,
+    repeated,
     whole_number,
     without,
 )
@@ -37,6 +38,11 @@ def scheduler() -> Canonical:
                 when=named(EPOCH).isNull(),
                 reason=Reason.NO_DUE_TIME,
                 detail="the header scheduler-epoch is missing: add it, in seconds",
+            ),
+            Refusal(
+                when=repeated(EPOCH),
+                reason=Reason.TWO_DUE_TIMES,
+                detail="more than one header scheduler-epoch: leave one",
             ),
         ),
     )
