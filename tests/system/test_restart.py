@@ -6,19 +6,24 @@ import time
 import uuid
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import pyspark
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from tests.conftest import FROM_OUTSIDE, configure
 
+import duetime
 from duetime.admin import create_topics
 from duetime.bench import crash
 from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
+from duetime.local.jars import pipeline_jars
 from duetime.local.process import GuardedProcess
 from duetime.message import WAITING_HEADERS, MessageId
 from duetime.pipeline.faults import Point
+from duetime.pipeline.session import JVM_OPTIONS
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -26,7 +31,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 STOP_S = 15
 
 #: What was in flight is finished in more than one batch.
-IN_BATCHES = {"DUETIME_BATCH_RECORDS": "300"}
+IN_BATCHES = {"DUETIME_BATCH_RECORDS": "300", "PYSPARK_PYTHON": sys.executable}
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +43,19 @@ def live(down, tmp_path_factory):
     found.close()
 
 
+def spark_submit():
+    """What docs/operating.md has for who hands it to Spark."""
+    submit = Path(pyspark.__path__[0]) / "bin" / "spark-submit"
+    jars = ",".join(map(str, pipeline_jars()))
+    java = ["--driver-memory", "1g", "--driver-java-options", " ".join((*JVM_OPTIONS, "-Xms1g"))]
+    main = Path(duetime.__path__[0]) / "__main__.py"
+    return [submit, "--master", "local[64]", *java, "--jars", jars, main]
+
+
 @contextmanager
-def running(live, directory, **environment):
+def running(live, directory, program=(sys.executable, "-m", "duetime"), **environment):
     """A started `duetime run`, ended hard unless it has ended before; or when these tests are."""
-    command = [sys.executable, "-m", "duetime", "run", "--config", written(live, directory)]
+    command = [*program, "run", "--config", written(live, directory)]
     output = directory / f"log-{uuid.uuid4().hex[:8]}"
     process = GuardedProcess.start(
         command, cwd=directory, env=os.environ | IN_BATCHES | environment, output=output
@@ -101,7 +115,8 @@ def test_the_ring_turned_while_nothing_was_released_and_each_message_finds_its_t
         for turn, appended_ms in ((-2, -60_000), (-1, -40_000), (0, -2_000)):
             due_ms = second_ms + 19_000 + turn * wheel.ring * wheel.tick_ms
             append(topic, due_ms, second_ms + appended_ms)
-    with running(live, tmp_path):
+    # Also where Spark was started by someone else.
+    with running(live, tmp_path, program=spark_submit()):
         arrived = live.inbox(topic).take(3)
     assert min(each.late_ms for each in arrived) >= 0
     assert [each.id for each in arrived] == sorted(each.id for each in arrived)

@@ -12,8 +12,9 @@ from duetime.config import Settings, is_submitted
 from duetime.pipeline.jvm import start_jvm
 
 #: Threads of local mode. A real-time query holds one for each partition it reads, for as long as it
-#: runs, mostly asleep: this is no number of cores.
-LOCAL_THREADS = 64
+#: runs, mostly asleep: this is no number of cores. Those beyond it would never be read, and the
+#: intake topics of a user who comes from elsewhere may have many.
+LOCAL_THREADS = 256
 
 JVM_OPTIONS = (
     # The shortest pauses of the collectors tried with this load (design figures: p99 35 ms against
@@ -71,8 +72,10 @@ SPARK_PROPERTIES = {
     # Each turn's code reaches its task as a broadcast, in blocks that are allocated whole: 4 MiB a
     # turn for some 100 KiB, and alive until a collection has found that nobody needs it.
     "spark.broadcast.blockSize": "128k",
-    # A window has one task: the shuffle's defaults would make 200.
+    # A window has one task: the shuffle's defaults would make 200, and those for rows from the driver
+    # as many as there are threads.
     "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
     # Each turn's plan differs only in its offsets: keep the generated code of all of them.
     "spark.sql.codegen.cache.maxEntries": "1000",
     # The connector keeps consumers and producers for the next window instead of opening new ones,
@@ -93,9 +96,10 @@ SPARK_PROPERTIES = {
     "spark.executorEnv.PYTHONWARNINGS": "ignore::FutureWarning",
     # A query that stops is waited for, so that nothing is cut off in the middle.
     "spark.sql.streaming.stopTimeout": "8s",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
 }
+
+#: Without a cluster, nobody else need be able to connect.
+LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 def spark_session(settings: Settings, jars: Sequence[Path] = ()) -> SparkSession:
@@ -111,6 +115,8 @@ def spark_session(settings: Settings, jars: Sequence[Path] = ()) -> SparkSession
         # Executors that need Python get this one: the first on PATH may be another.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         conf.setMaster(f"local[{LOCAL_THREADS}]")
+        for name, value in LOOPBACK.items():
+            conf.setIfMissing(name, value)
         conf.set("spark.driver.memory", settings.driver_memory)
         conf.set(JAVA_OPTIONS, " ".join((*_jvm_options(settings), java_options)))
         if jars:
