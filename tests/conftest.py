@@ -147,18 +147,19 @@ def settings(broker):
 
 def small_settings(bootstrap, **others):
     name = f"t{uuid.uuid4().hex[:8]}"
-    return Settings(
-        bootstrap=bootstrap,
-        namespace=name,
-        airtel_topic=f"{name}.in.airtel",
-        countdown_topic=f"{name}.in.countdown",
-        scheduler_topic=f"{name}.in.scheduler",
-        wheel_slots=16,
-        wheel_levels=3,
-        lead_ms=1_000,
+    small = {
+        "bootstrap": bootstrap,
+        "namespace": name,
+        "airtel_topic": f"{name}.in.airtel",
+        "countdown_topic": f"{name}.in.countdown",
+        "scheduler_topic": f"{name}.in.scheduler",
+        "wheel_slots": 16,
+        "wheel_levels": 3,
+        "lead_ms": 1_000,
         # Most tests ask what arrives, not how punctually.
-        **({"warm_up_seconds": 0} | others),
-    )
+        "warm_up_seconds": 0,
+    }
+    return Settings(**(small | others))
 
 
 @pytest.fixture

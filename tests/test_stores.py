@@ -2,18 +2,20 @@
 
 import os
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count
 
 import pytest
 from confluent_kafka import Producer
 from redis import Redis
-from tests.conftest import aerospike_url, small_settings
+from tests.conftest import aerospike_url, local_redis, small_settings
 
 from duetime.admin import create_topics
 from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
+from duetime.errors import StoreError
+from duetime.local.broker import LocalBroker
 from duetime.message import WAITING_HEADERS, MessageId
 from duetime.pipeline.claims import read_claims
 from duetime.pipeline.turn import Turn
@@ -31,6 +33,7 @@ from duetime.topics import TopicNames
 pytestmark = pytest.mark.system
 
 SECOND, MINUTE, DAY = 1_000, 60_000, 86_400_000
+YEAR = 366 * DAY
 
 numbers = count()
 
@@ -67,8 +70,8 @@ def cancel_of(message):
 class OnWheel:
     """Messages wait in Kafka."""
 
-    def __init__(self, broker):
-        self.settings = small_settings(broker.bootstrap)
+    def __init__(self, broker, **settings):
+        self.settings = small_settings(broker.bootstrap, **settings)
         create_topics(self.settings)
         self._producer = Producer(librdkafka_properties(self.settings) | {"linger.ms": 5})
 
@@ -100,8 +103,8 @@ class OnWheel:
 class OnRedis:
     """Messages wait in Redis."""
 
-    def __init__(self, broker, server):
-        self.settings = small_settings(broker.bootstrap, store=server.url)
+    def __init__(self, broker, server, **settings):
+        self.settings = small_settings(broker.bootstrap, store=server.url, **settings)
         # Readers look into the wheel, too: what is there from before.
         create_topics(self.settings)
         self._offsets = count()
@@ -113,6 +116,9 @@ class OnRedis:
         """What another test has left."""
         with Redis.from_url(self.settings.store.get_secret_value()) as client:
             client.flushdb()
+
+    def close(self):
+        pass
 
     def save(self, *messages):
         shards = Shards(self.settings)
@@ -129,8 +135,8 @@ class OnRedis:
 class OnAerospike(OnRedis):
     """Messages wait in Aerospike."""
 
-    def __init__(self, broker, url):
-        self.settings = small_settings(broker.bootstrap, store=url)
+    def __init__(self, broker, url, **settings):
+        self.settings = small_settings(broker.bootstrap, store=url, **settings)
         create_topics(self.settings)
         self._offsets = count()
 
@@ -146,17 +152,47 @@ class OnAerospike(OnRedis):
         cache.save(self.rows(messages), cache.begin_term())
 
 
-@pytest.fixture(params=["kafka", "redis", "aerospike"], scope="module")
+STORES = ["kafka", "redis", "aerospike"]
+
+
+@contextmanager
+def place_for_messages(request, broker, **settings):
+    """The place that the fixture's parameter names."""
+    if request.param == "aerospike":
+        yield OnAerospike(broker, aerospike_url(), **settings)
+    elif request.param == "redis":
+        yield OnRedis(broker, request.getfixturevalue("redis_server"), **settings)
+    else:
+        with closing(OnWheel(broker, **settings)) as found:
+            yield found
+
+
+@pytest.fixture(params=STORES, scope="module")
 def kept(request, broker):
     """A place for messages, one for all tests: each looks at its own."""
-    if request.param == "aerospike":
-        yield OnAerospike(broker, aerospike_url())
-    elif request.param == "redis":
-        yield OnRedis(broker, request.getfixturevalue("redis_server"))
-    else:
-        found = OnWheel(broker)
+    with place_for_messages(request, broker) as found:
         yield found
-        found.close()
+
+
+@pytest.fixture(params=STORES)
+def wide(request, broker):
+    """A place that reaches as far as duetime's own settings do."""
+    with place_for_messages(request, broker, wheel_slots=64, wheel_levels=5) as found:
+        found.forget()
+        yield found
+
+
+@pytest.fixture(params=STORES)
+def mortal(request, broker, tmp_path):
+    """A place whose server is this test's own, and that server."""
+    if request.param == "aerospike":
+        pytest.skip("the server that DUETIME_AEROSPIKE names is not ours to kill")
+    if request.param == "redis":
+        with local_redis(tmp_path) as server:
+            yield OnRedis(broker, server), server
+    else:
+        with LocalBroker(tmp_path) as server, closing(OnWheel(server)) as found:
+            yield found, server
 
 
 @pytest.fixture
@@ -183,8 +219,12 @@ def read(spark, kept):
 @pytest.fixture(scope="module")
 def turned(spark, kept):
     """What a turn makes of claims: the rows that the sink would get."""
-    turn = Turn(spark, kept.settings, Written(spark, kept.settings))
-    return lambda claims: turn.rows(read_claims(spark, kept.settings, claims)).collect()
+    return turn_of(spark, kept.settings)
+
+
+def turn_of(spark, settings):
+    turn = Turn(spark, settings, Written(spark, settings))
+    return lambda claims: turn.rows(read_claims(spark, settings, claims)).collect()
 
 
 def values_of(rows):
@@ -194,13 +234,12 @@ def values_of(rows):
 @pytest.fixture
 def claim(kept, store):
     """Claims the windows in which messages are due."""
+    return lambda *messages: claims_of(store, kept.settings.wheel, messages)
 
-    def claimed(*messages):
-        wheel = kept.settings.wheel
-        slots = sorted({wheel.place(each.due_ms, each.due_ms) for each in messages})
-        return [*chain.from_iterable(store.due(slot) for slot in slots)]
 
-    return claimed
+def claims_of(store, wheel, messages):
+    slots = sorted({wheel.place(each.due_ms, each.due_ms) for each in messages})
+    return [*chain.from_iterable(store.due(slot) for slot in slots)]
 
 
 @pytest.fixture
@@ -337,6 +376,50 @@ def test_100_000_messages_come_out_once_each(kept, store, claim, read, soon_ms):
     store.begin(claims, soon_ms)
     store.settle(claims)
     assert list(store.pending(soon_ms)) == []
+
+
+def test_what_is_due_in_30_years_waits_and_is_found_and_counted(wide, now_ms):
+    # One for each of the wheel's levels.
+    far = [Sent(due_ms=now_ms + 30 * YEAR // 64**level) for level in range(5)]
+    wide.save(*far)
+    with closing(wide.open()) as store:
+        for one in far:
+            assert store.find(one.id, now_ms).id == one.id
+        slots = list(store.pending(now_ms))
+        for one in far:
+            assert sum(slot.start_ms <= one.due_ms < slot.end_ms for slot in slots) == 1
+        assert sum(slot.count for slot in slots) == len(far)
+        assert list(store.overdue(now_ms)) == []
+
+
+def test_a_server_that_is_killed_in_the_middle_of_saving_has_each_message_once(
+    mortal, spark, soon_ms
+):
+    place, server = mortal
+    messages = [Sent(due_ms=soon_ms, value=b"%d" % each) for each in range(20_000)]
+    some_are_there = threading.Event()
+
+    def save():
+        for at in range(0, len(messages), 1_000):
+            while True:
+                try:
+                    place.save(*messages[at : at + 1_000])
+                    break
+                except StoreError:
+                    # As the query does, which is started again.
+                    continue
+            some_are_there.set()
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    some_are_there.wait()
+    server.kill()
+    server.start()
+    saving.join()
+    with closing(place.open()) as store:
+        claims = claims_of(store, place.settings.wheel, messages)
+        rows = turn_of(spark, place.settings)(claims)
+    assert values_of(rows) == sorted(one.value for one in messages)
 
 
 # The wheel has one reader: the one that leads.

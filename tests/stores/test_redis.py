@@ -1,7 +1,5 @@
 """Redis as a store: what only it has to promise."""
 
-import threading
-
 import pytest
 from redis import Redis
 from tests.conftest import eventually, local_redis
@@ -10,7 +8,7 @@ from duetime.config import Settings, load_settings
 from duetime.errors import ConfigError, StoreError
 from duetime.local.ports import free_port
 from duetime.local.properties import HOST
-from duetime.message import LATEST_MS, WAITING_HEADERS, MessageId
+from duetime.message import WAITING_HEADERS, MessageId
 from duetime.stores.opening import check_store, open_store
 from duetime.stores.redis.keys import shard_keys, shard_of
 from duetime.stores.redis.shards import Shards
@@ -19,7 +17,7 @@ from duetime.stores.rows import Record, Row, name_of, packed
 pytestmark = pytest.mark.system
 
 NOW_MS = 1_800_000_000_000
-SECOND, MINUTE, YEAR = 1_000, 60_000, 366 * 86_400_000
+SECOND, MINUTE = 1_000, 60_000
 
 
 def row(due_ms, unique="m", *, offset=0, value=b"v", is_cancel=False):
@@ -230,44 +228,6 @@ def test_no_key_expires_and_an_outage_of_a_day_loses_nothing(tmp_path):
         claims = store.overdue(NOW_MS + 24 * 60 * MINUTE)
         assert values_in(shards, claims) == sorted(b"%d" % each for each in range(1_000))
         store.close()
-
-
-def test_a_server_that_goes_away_in_the_middle_of_a_save_has_each_message_once(tmp_path):
-    with local_redis(tmp_path) as server:
-        shards = Saver(Settings(store=server.url))
-        rows = [row(NOW_MS + each, f"m{each}", value=b"%d" % each) for each in range(30_000)]
-        some_are_there = threading.Event()
-
-        def save():
-            for at in range(0, len(rows), 1_000):
-                while True:
-                    try:
-                        shards.save(rows[at : at + 1_000])
-                        break
-                    except StoreError:
-                        # As the query does, which is started again.
-                        continue
-                some_are_there.set()
-
-        saving = threading.Thread(target=save)
-        saving.start()
-        some_are_there.wait()
-        server.kill()
-        server.start()
-        saving.join()
-        store = open_store(Settings(store=server.url))
-        claims = store.overdue(LATEST_MS)
-        assert values_in(shards, claims) == sorted(b"%d" % each for each in range(30_000))
-        store.close()
-
-
-def test_a_message_that_is_due_in_30_years_waits(opened, shards):
-    far_ms = NOW_MS + 30 * YEAR
-    shards.save([row(far_ms)])
-    store = opened()
-    assert store.find(MessageId(due_ms=far_ms, unique="m"), NOW_MS).id.due_ms == far_ms
-    (slot,) = store.pending(NOW_MS)
-    assert slot.start_ms <= far_ms < slot.end_ms
 
 
 def test_what_was_saved_into_another_number_of_shards_is_not_passed_over(opened, settings):

@@ -15,7 +15,7 @@ from duetime.config import Settings
 from duetime.errors import StoreError
 from duetime.stores.aerospike.connect import address, answering, client
 from duetime.stores.aerospike.fields import CACHE, IDS, Bins, bins_of, record_of, ttl_s
-from duetime.stores.aerospike.ledger import LedgerRecord
+from duetime.stores.aerospike.ledger import FOREVER, LedgerRecord
 from duetime.stores.rows import Record, Row, portions
 
 #: The namespace of duetime's that has the sets by their published names.
@@ -31,10 +31,7 @@ OK, NOT_FOUND, EXISTS = 0, 2, 5
 NAMED = {"key": aerospike.POLICY_KEY_SEND}
 
 #: Never over a record that is there.
-CREATE = NAMED | {
-    "exists": aerospike.POLICY_EXISTS_CREATE,
-    "ttl": aerospike.TTL_NEVER_EXPIRE,
-}
+CREATE = NAMED | {"exists": aerospike.POLICY_EXISTS_CREATE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +143,8 @@ class MessageCache:
                 Write(
                     self._key(CACHE, name),
                     [operations.write(bin_name, value) for bin_name, value in bins.items()],
-                    policy=CREATE,
+                    FOREVER,
+                    CREATE,
                 )
                 for name, bins in ((name, self._bins(name, row)) for name, row in rows.items())
             ]
@@ -170,7 +168,8 @@ class MessageCache:
                 Write(
                     self._key(IDS, name),
                     [operations.write("id", row.id)],
-                    policy=NAMED | {"ttl": ttl_s(row.due_ms, now_ms)},
+                    {"ttl": ttl_s(row.due_ms, now_ms)},
+                    NAMED,
                 )
                 for name, row in rows.items()
             ]

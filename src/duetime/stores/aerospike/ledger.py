@@ -15,6 +15,7 @@ _Result = TypeVar("_Result")
 #: What is done to it: the new ledger, and what is wanted to know.
 Change = Callable[[Ledger], tuple[Ledger, _Result]]
 
+#: What is said of a record that never expires.
 FOREVER = {"ttl": aerospike.TTL_NEVER_EXPIRE}
 
 
@@ -50,11 +51,12 @@ class LedgerRecord:
         with answering(self._at):
             try:
                 if generation is None:
-                    policy = FOREVER | {"exists": aerospike.POLICY_EXISTS_CREATE}
-                    client(self._at).put(self._key, bins, policy=policy)
+                    policy = {"exists": aerospike.POLICY_EXISTS_CREATE}
+                    client(self._at).put(self._key, bins, FOREVER, policy)
                 else:
-                    policy = FOREVER | {"gen": aerospike.POLICY_GEN_EQ}
-                    client(self._at).put(self._key, bins, {"gen": generation}, policy)
+                    policy = {"gen": aerospike.POLICY_GEN_EQ}
+                    meta = FOREVER | {"gen": generation}
+                    client(self._at).put(self._key, bins, meta, policy)
             except (RecordExistsError, RecordGenerationError):
                 return False
         return True

@@ -1,0 +1,107 @@
+"""As much of Aerospike's client as the store calls, over a dictionary.
+
+It answers as a real server did: the codes of a batch, generations, what an index finds. Where
+DUETIME_AEROSPIKE names a real one, the same is tried on that, by tests/test_stores.py.
+"""
+
+import threading
+from types import SimpleNamespace
+
+import aerospike
+from aerospike.exception import RecordExistsError, RecordGenerationError, RecordNotFound
+
+OK, NOT_FOUND, EXISTS = 0, 2, 5
+
+
+class InMemory:
+    """One server. `records` is what it has: the bins by (namespace, set, key)."""
+
+    def __init__(self):
+        self.records = {}
+        self._generations = {}
+        # A call is atomic, as it is for one record on a server.
+        self._lock = threading.RLock()
+
+    def get(self, key):
+        with self._lock:
+            if key not in self.records:
+                raise RecordNotFound
+            return key, {"gen": self._generations[key]}, dict(self.records[key])
+
+    def put(self, key, bins, meta, policy):
+        with self._lock:
+            if policy.get("exists") == aerospike.POLICY_EXISTS_CREATE and key in self.records:
+                raise RecordExistsError
+            if (
+                policy.get("gen") == aerospike.POLICY_GEN_EQ
+                and self._generations.get(key) != meta["gen"]
+            ):
+                raise RecordGenerationError
+            self._write(key, bins)
+
+    def batch_write(self, batch):
+        for each in batch.batch_records:
+            with self._lock:
+                creates = each.policy.get("exists") == aerospike.POLICY_EXISTS_CREATE
+                each.result = EXISTS if creates and each.key in self.records else OK
+                if each.result == OK:
+                    self._write(each.key, {one["bin"]: one["val"] for one in each.ops})
+
+    def batch_read(self, keys):
+        with self._lock:
+            found = [(key, self.records.get(key)) for key in keys]
+        return _answers(
+            SimpleNamespace(
+                result=NOT_FOUND if bins is None else OK, record=(key, {}, dict(bins or {}))
+            )
+            for key, bins in found
+        )
+
+    def batch_remove(self, keys):
+        with self._lock:
+            there = [self.records.pop(key, None) is not None for key in keys]
+        return _answers(SimpleNamespace(result=OK if each else NOT_FOUND) for each in there)
+
+    def query(self, namespace, set_name):
+        return _Query(self, namespace, set_name)
+
+    def index_single_value_create(self, *_index):
+        """Indexes are for speed, and here is little to find."""
+
+    def _write(self, key, bins):
+        self.records[key] = dict(bins)
+        self._generations[key] = self._generations.get(key, 0) + 1
+
+
+class _Query:
+    """Records of one set where a bin is, or is between."""
+
+    max_records = 0
+
+    def __init__(self, server, namespace, set_name):
+        self._server = server
+        self._within = (namespace, set_name)
+
+    def select(self, *names):
+        self._names = names
+
+    def where(self, predicate):
+        _, _, self._bin, *self._bounds = predicate
+
+    def results(self):
+        with self._server._lock:
+            found = [
+                (key, {}, {name: bins[name] for name in self._names})
+                for key, bins in self._server.records.items()
+                if key[:2] == self._within and self._holds(bins.get(self._bin))
+            ]
+        return found[: self.max_records or None]
+
+    def _holds(self, value):
+        if len(self._bounds) == 1:
+            return value == self._bounds[0]
+        return value is not None and self._bounds[0] <= value <= self._bounds[1]
+
+
+def _answers(records):
+    return SimpleNamespace(batch_records=list(records))

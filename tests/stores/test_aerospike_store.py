@@ -1,0 +1,235 @@
+"""The Aerospike store's and the post-processor's logic, on a server in memory."""
+
+import base64
+import json
+from itertools import count
+
+import aerospike
+import pytest
+from tests.stores.aerospike_in_memory import InMemory
+
+from duetime.config import Settings
+from duetime.errors import StoreError
+from duetime.message import WAITING_HEADERS, MessageId
+from duetime.pipeline.notices import notices
+from duetime.stores.aerospike import AerospikeStore
+from duetime.stores.aerospike.cache import MessageCache
+from duetime.stores.aerospike.leases import LEASE_MS
+from duetime.stores.rows import Record, Row, name_of, packed
+
+NOW_MS = 1_800_000_000_000
+SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
+
+numbers = count()
+
+
+def with_notices(test):
+    """They come as a batch of Spark's."""
+    return pytest.mark.system(pytest.mark.parametrize("settings", [True], indirect=True)(test))
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Whoever connects, connects to this."""
+    found = InMemory()
+    monkeypatch.setattr(aerospike, "client", lambda _config: found)
+    return found
+
+
+@pytest.fixture(params=[True, False], ids=["notices", "windows"])
+def settings(request, server):  # noqa: ARG001 (nobody connects before it is there)
+    # Clients are kept for as long as the process lives, by their address.
+    url = f"aerospike://in-memory-{next(numbers)}/test"
+    return Settings(store=url, aerospike_notices=request.param)
+
+
+class SetClock:
+    """Stands still until it is set."""
+
+    ms = NOW_MS
+
+    def now_ms(self):
+        return self.ms
+
+
+@pytest.fixture
+def clock():
+    return SetClock()
+
+
+@pytest.fixture
+def opened(settings, clock):
+    """Opens stores, and closes them."""
+    stores = []
+
+    def another():
+        stores.append(AerospikeStore(settings, clock))
+        return stores[-1]
+
+    yield another
+    for each in stores:
+        each.close()
+
+
+@pytest.fixture
+def store(opened):
+    return opened()
+
+
+@pytest.fixture
+def cache(settings):
+    found = MessageCache(settings)
+    term = found.begin_term()
+    found.keep = lambda *rows: found.save(rows, term)
+    return found
+
+
+def row(due_ms, unique="m", *, offset=0, is_cancel=False):
+    """A message as it is saved, or a cancel; `offset` is where it lay on its way."""
+    identity = str(MessageId(due_ms=due_ms, unique=unique))
+    values = (None if is_cancel else b"orders", None, b"1", b"%d" % due_ms, identity.encode())
+    record = Record(0, offset, NOW_MS, b"k", b"v", list(zip(WAITING_HEADERS, values, strict=True)))
+    return Row(name_of(identity, due_ms, is_cancel=is_cancel), identity, due_ms, packed(record))
+
+
+@pytest.fixture
+def told(spark, settings, store, clock):
+    """Tells the post-processor of rows whose ids were removed; gives what was taken up."""
+
+    def tell(*rows, msg="delete", by_digest=False):
+        taken = []
+        records = [
+            (b"{}", notice(settings, each, msg=msg, by_digest=by_digest).encode()) for each in rows
+        ]
+        batch = spark.createDataFrame(records, "key binary, value binary")
+        notices(settings, store, taken.extend, clock)(batch, 0)
+        return taken
+
+    return tell
+
+
+def notice(settings, about, *, msg, by_digest):
+    where = {"namespace": "test", "set": "kafka_message_id"}
+    digest = bytes(aerospike.calc_digest("test", "kafka_message_id", about.name))
+    named = {} if by_digest else {"userKey": about.name}
+    assert settings.aerospike_notices
+    return json.dumps(
+        {"metadata": {"msg": msg, "digest": base64.b64encode(digest).decode(), **where, **named}}
+    )
+
+
+def names_of(claims):
+    return sorted(name for each in claims for name in each.names)
+
+
+@with_notices
+@pytest.mark.parametrize("by_digest", [False, True], ids=["by key", "by digest"])
+def test_what_is_told_of_is_taken_up_and_removed_when_it_is_settled(
+    told, cache, store, server, by_digest
+):
+    rows = [row(NOW_MS - each, f"m{each}") for each in range(3)]
+    cache.keep(*rows)
+    claims = told(*rows[:2], by_digest=by_digest)
+    assert names_of(claims) == sorted(each.name for each in rows[:2])
+    store.begin(claims, NOW_MS)
+    # Not before the send is acknowledged.
+    assert len(cache.waiting([each.name for each in rows])) == 3
+    store.settle(claims)
+    assert cache.waiting([each.name for each in rows]) == cache.waiting([rows[2].name])
+    assert {key[2] for key in server.records if "claim" not in key[1]} == {rows[2].name}
+
+
+@with_notices
+def test_a_write_is_ignored(told, cache):
+    cache.keep(row(NOW_MS))
+    assert told(row(NOW_MS), msg="write") == []
+
+
+@with_notices
+def test_a_notice_that_comes_twice_takes_up_nothing_more(told, cache, store):
+    cache.keep(row(NOW_MS))
+    claims = told(row(NOW_MS), row(NOW_MS))
+    assert names_of(claims) == [row(NOW_MS).name]
+    # While it is worked on, and after that.
+    assert told(row(NOW_MS)) == []
+    store.settle(claims)
+    assert told(row(NOW_MS)) == []
+
+
+@with_notices
+def test_a_notice_of_what_is_gone_is_harmless(told, cache):
+    cache.keep(row(NOW_MS, "there"))
+    assert told(row(NOW_MS, "gone")) == []
+    assert told(row(NOW_MS, "gone"), by_digest=True) == []
+
+
+@with_notices
+def test_a_notice_that_comes_early_is_kept_until_the_message_is_due_or_left_to_rescue(
+    told, cache, store, clock, settings
+):
+    soon = row(NOW_MS + settings.horizon_ms - 1, "soon")
+    later = row(NOW_MS + settings.horizon_ms, "later")
+    cache.keep(soon, later)
+    # A turn waits for what is due within the horizon.
+    assert names_of(told(soon, later)) == [soon.name]
+    clock.ms = later.due_ms + 1
+    assert names_of(store.overdue(clock.ms)) == [later.name]
+
+
+@with_notices
+def test_a_message_is_taken_up_with_its_cancel_whichever_was_told_of(told, cache, store):
+    message, cancel = row(NOW_MS), row(NOW_MS, offset=1, is_cancel=True)
+    for one in (message, cancel):
+        cache.keep(message, cancel)
+        claims = told(one)
+        assert names_of(claims) == sorted([message.name, cancel.name])
+        store.settle(claims)
+
+
+@pytest.mark.parametrize("ago_ms", [5 * SECOND, MINUTE, 5 * MINUTE, HOUR, 48 * HOUR])
+def test_what_nobody_was_told_of_is_rescued_however_long_it_is_overdue(store, cache, ago_ms):
+    # The published polls look at 10 s to 2 min, and at 2 h and more; between them is a gap.
+    cache.keep(row(NOW_MS - ago_ms), row(NOW_MS + MINUTE, "later"))
+    assert names_of(store.overdue(NOW_MS)) == [row(NOW_MS - ago_ms).name]
+    assert store.overdue(NOW_MS) == []
+
+
+def test_what_a_reader_left_when_it_died_is_taken_over_and_known_as_begun(opened, cache, clock):
+    cache.keep(row(NOW_MS, "begun"), row(NOW_MS + SECOND, "claimed"))
+    dead, alive = opened(), opened()
+    dead.begin(dead.overdue(NOW_MS + 1), 17)
+    dead.overdue(NOW_MS + MINUTE)
+    dead.close()
+    assert alive.overdue(NOW_MS + MINUTE) == []
+    clock.ms += LEASE_MS
+    taken = alive.overdue(NOW_MS + MINUTE)
+    assert sorted((each.count, each.begun_ms or 0) for each in taken) == [(1, 0), (1, 17)]
+
+
+def test_who_has_lost_its_lease_begins_nothing_and_removes_nothing(opened, cache, clock):
+    cache.keep(row(NOW_MS))
+    slow, quick = opened(), opened()
+    claims = slow.overdue(NOW_MS + 1)
+    clock.ms += LEASE_MS
+    assert names_of(quick.overdue(NOW_MS + 1)) == [row(NOW_MS).name]
+    with pytest.raises(StoreError, match="another reader"):
+        slow.begin(claims, NOW_MS)
+    slow.give_up(claims)
+    slow.settle(claims)
+    assert cache.waiting([row(NOW_MS).name])
+
+
+def test_who_was_paused_while_another_began_to_save_saves_no_more(settings):
+    paused, leader = MessageCache(settings), MessageCache(settings)
+    before = paused.begin_term()
+    leader.save([row(NOW_MS)], leader.begin_term())
+    with pytest.raises(StoreError, match="another writer has begun"):
+        paused.save([row(NOW_MS, "late")], before)
+
+
+def test_what_is_saved_again_stays_as_it_is_and_another_of_that_id_waits_beside_it(cache, store):
+    cache.keep(row(NOW_MS))
+    cache.keep(row(NOW_MS))
+    assert sum(each.count for each in store.pending(NOW_MS)) == 1
+    cache.keep(row(NOW_MS, offset=1))
+    assert sum(each.count for each in store.pending(NOW_MS)) == 2
