@@ -68,6 +68,19 @@ def test_a_payload_is_not_in_a_record_as_text():
     assert "hush" not in repr(wanted) + repr(record)
 
 
+@pytest.mark.parametrize("text", ["soon", "-1", "", "1" * 19, None])
+def test_an_expiry_that_intake_would_reject_is_refused(text):
+    assert refusal(headers={"due-expires-ms": text}) == Reason.BAD_EXPIRY
+
+
+def test_what_a_store_does_not_take_is_refused():
+    smaller = Settings(store="aerospike://host/test")
+    wanted = Wanted(topic="orders", value=bytes(smaller.largest_bytes + 1))
+    with pytest.raises(InvalidMessage) as refused:
+        scheduled(wanted, smaller, due_ms=NOW_MS, now_ms=NOW_MS, unique="1")
+    assert refused.value.reason == Reason.TOO_LARGE
+
+
 def test_the_past_is_taken_and_the_time_past_the_wheels_end_is_not():
     span_ms = SETTINGS.wheel.span_ms()
     for due_ms in (0, NOW_MS - 1, NOW_MS + span_ms):

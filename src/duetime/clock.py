@@ -18,7 +18,8 @@ UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
+# More digits than any delay has, and fewer than Python refuses to read.
+_PART = re.compile(r"(\d{1,99}(?:\.\d{1,99})?)\s*([a-z]+)", re.IGNORECASE)
 
 
 class Clock(Protocol):

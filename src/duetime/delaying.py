@@ -51,7 +51,7 @@ def delayed(
     identity = MessageId(due_ms=deliver_after_ms, unique=check_unique(unique))
     key, value = encoded(wanted.key, "the key"), encoded(wanted.value, "the value")
     headers = encoded_headers(wanted.headers, OWN_HEADERS)
-    check_size(key, value, headers, settings.max_message_bytes)
+    check_size(key, value, headers, settings.largest_bytes)
     own = {DELIVER_AFTER_MS: str(deliver_after_ms), DELIVER_ID: str(identity)}
     return Outgoing(
         id=identity,

@@ -4,6 +4,7 @@ Whatever intake would reject is refused here already, with the same reason, so t
 asked hears of it. Nothing here sends, and nothing reads a clock.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from duetime.message import (
     CANCEL,
     DUE_AT_MS,
     DUE_CLUSTER,
+    DUE_EXPIRES_MS,
     DUE_ID,
     DUE_IN_MS,
     DUE_OP,
@@ -86,7 +88,8 @@ def scheduled(
     identity = MessageId(due_ms=due_ms, unique=check_unique(own))
     key, value = encoded(wanted.key, "the key"), encoded(wanted.value, "the value")
     headers = encoded_headers(wanted.headers)
-    check_size(key, value, headers, settings.max_message_bytes)
+    _check_expiry(headers)
+    check_size(key, value, headers, settings.largest_bytes)
     address = _address(wanted, settings.namespace, identity)
     return Outgoing(
         id=identity,
@@ -225,6 +228,14 @@ def check_partition(partition: object) -> int:
     )
 
 
+def _check_expiry(headers: Iterable[Header]) -> None:
+    for name, value in headers:
+        if name == DUE_EXPIRES_MS and not re.fullmatch(rb"[0-9]{1,18}", value or b""):
+            raise InvalidMessage(
+                Reason.BAD_EXPIRY, f"header {name} is no whole number: write it in epoch ms"
+            )
+
+
 def check_size(
     key: bytes | None, value: bytes | None, headers: Iterable[Header], most_bytes: int
 ) -> None:
@@ -236,8 +247,8 @@ def check_size(
     if size > most_bytes:
         raise InvalidMessage(
             Reason.TOO_LARGE,
-            f"key, value and headers are {size} bytes together, over max_message_bytes "
-            f"({most_bytes}): send less, or a reference to where the rest is",
+            f"key, value and headers are {size} bytes together, over max_message_bytes or what "
+            f"the store takes ({most_bytes}): send less, or a reference to where the rest is",
         )
 
 

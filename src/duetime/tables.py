@@ -67,7 +67,7 @@ class Connection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     bootstrap: str = Field(
-        "127.0.0.1:9092", description="Kafka's bootstrap servers, host:port[,...]"
+        "127.0.0.1:9092", min_length=1, description="Kafka's bootstrap servers, host:port[,...]"
     )
     security_protocol: str = Field(
         "PLAINTEXT", description="PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL, for every client"
@@ -92,7 +92,7 @@ class Connection(BaseModel):
 class Cluster(Connection):
     """Another cluster: nobody guesses where it is."""
 
-    bootstrap: str = Field(description="Its bootstrap servers, host:port[,...]")
+    bootstrap: str = Field(min_length=1, description="Its bootstrap servers, host:port[,...]")
 
 
 class ApiToken(BaseModel):

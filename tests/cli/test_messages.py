@@ -168,6 +168,19 @@ def test_a_long_list_says_that_there_is_more(duetime, wheel, now_ms):
     assert "--limit" not in duetime("pending", "--list", "--limit", "3").out
 
 
+def test_a_list_for_programs_has_all_unless_it_is_limited(duetime, wheel, now_ms):
+    with wheel.at_once():
+        for number in range(60):
+            wheel.message("orders", now_ms + 10_000 + number, key=b"\xff")
+
+    lines = duetime("pending", "--topic", "orders", "--json").out.splitlines()
+
+    assert {json.loads(line)["key_base64"] for line in lines} == {"/w=="}
+    assert len(lines) == 60
+    limited = duetime("pending", "--topic", "orders", "--json", "--limit", "7").out
+    assert len(limited.splitlines()) == 7
+
+
 def test_a_message_that_waits_is_shown_with_all_its_parts(duetime, wheel, now_ms):
     identity = wheel.message(
         "orders", now_ms + MINUTE_MS, key="k", value="one\ntwo", headers={"a": "1"}, partition=3

@@ -20,7 +20,9 @@ Config = Annotated[
 ]
 Store = Annotated[
     str | None,
-    typer.Option("--store", metavar="URL", help="Where messages wait: kafka, redis://host:port/0."),
+    typer.Option(
+        "--store", metavar="URL", help="Where messages wait: kafka, redis://... or aerospike://...."
+    ),
 ]
 Id = Annotated[str, typer.Argument(metavar="ID", help="As `duetime send` printed it.")]
 In = Annotated[

@@ -1,7 +1,8 @@
 """pending: what waits, counted from offsets alone, or listed by reading it."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ from duetime.cli.connect import connected
 from duetime.cli.display import console, histogram, printable, size, table, when
 from duetime.cli.options import BadInput, Config, Json, Kafka, Store, instant_option_ms
 from duetime.clock import UNITS_MS, SystemClock, format_duration, format_instant
+from duetime.payload import payload_json
 from duetime.stores import Found, Pending
 from duetime.stores.opening import open_reader
 from duetime.stores.reader import within
@@ -30,6 +32,9 @@ STEPS_MS = (
     365 * DAY_MS,
 )
 
+#: How many are listed for people, unless they say.
+LISTED = 50
+
 OVERDUE, LATER = "overdue", "later"
 
 
@@ -47,7 +52,10 @@ def pending(  # noqa: PLR0913 (an option each)
     list_: Annotated[
         bool, typer.Option("--list", help="List the messages, which reads them.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="The most that are listed.")] = 50,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, help="The most that are listed: 50; with --json all."),
+    ] = None,
     as_json: Json = False,
     kafka: Kafka = None,
     store: Store = None,
@@ -65,10 +73,11 @@ def pending(  # noqa: PLR0913 (an option each)
     reader = open_reader(settings)
     try:
         if list_ or topic:
-            found = reader.messages(
-                now_ms, topic=topic, from_ms=from_ms, to_ms=to_ms, limit=limit + 1
-            )
-            _list(found, now_ms, limit, as_json=as_json)
+            found = partial(reader.messages, now_ms, topic=topic, from_ms=from_ms, to_ms=to_ms)
+            if as_json:
+                _list_json(found(limit=limit))
+            else:
+                _list(found, now_ms, limit or LISTED)
         else:
             slots = within(reader.pending(now_ms), from_ms, to_ms)
             _count(slots, now_ms, as_json=as_json)
@@ -115,12 +124,15 @@ def _slot_json(slot: Pending) -> dict[str, int]:
     return {"from_ms": slot.start_ms, "to_ms": slot.end_ms, "count": slot.count}
 
 
-def _list(messages: Iterable[Found], now_ms: int, limit: int, *, as_json: bool) -> None:
-    found = list(messages)
-    if as_json:
-        for each in found[:limit]:
-            typer.echo(json.dumps(_message_json(each)))
-        return
+def _list_json(messages: Iterable[Found]) -> None:
+    """A line each, as they are found: there may be millions."""
+    for each in messages:
+        typer.echo(json.dumps(_message_json(each)))
+
+
+def _list(messages: Callable[..., Iterable[Found]], now_ms: int, limit: int) -> None:
+    # One more tells that there are more.
+    found = list(messages(limit=limit + 1))
     if not found:
         typer.echo("nothing waits")
         return
@@ -150,6 +162,6 @@ def _message_json(found: Found) -> dict[str, Any]:
         "topic": found.topic,
         "partition": found.partition,
         "cluster": found.cluster,
-        "key": None if found.key is None else printable(found.key),
+        **payload_json("key", found.key),
         "value_bytes": None if found.value is None else len(found.value),
     }
