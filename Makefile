@@ -21,6 +21,7 @@ help: ## list these commands
 
 setup: $(INSTALLED) ## virtual environment, packages and jars; a second when nothing changed
 	@$(BIN)/python -m duetime.local.jars
+	@$(BIN)/python -m duetime.pipeline.training
 
 demo: setup ## a local Kafka, 1,000 delayed messages, and how punctual they were
 	@$(BIN)/duetime demo

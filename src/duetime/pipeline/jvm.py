@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from subprocess import PIPE
+from subprocess import PIPE, TimeoutExpired
 from typing import IO, Any
 
 from py4j.protocol import Py4JError
@@ -11,6 +11,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from duetime.config import is_submitted
+from duetime.errors import SetupError
 from duetime.java import java_class
 
 #: What a call raises when the JVM is gone, or cannot do it: at first the one, then the other.
@@ -47,6 +48,20 @@ def end_jvm() -> None:
     gateway.shutdown()
     gateway.proc.kill()
     gateway.proc.wait()
+
+
+def end_well(within_s: float) -> None:
+    """Let the driver's JVM end by itself, and wait for that. Raises SetupError."""
+    gateway: Any = SparkContext._gateway  # noqa: SLF001 (as below)
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 (as below)
+    gateway.shutdown()
+    # It ends with the program that started it, and takes this for that.
+    gateway.proc.stdin.close()
+    try:
+        gateway.proc.wait(within_s)
+    except TimeoutExpired as error:
+        gateway.proc.kill()
+        raise SetupError(f"Spark's JVM did not end within {within_s:.0f} s: try again") from error
 
 
 def jvm(spark: SparkSession) -> Any:  # noqa: ANN401 (py4j's view of the JVM has no type)

@@ -9,6 +9,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from duetime.config import Settings, is_submitted
+from duetime.local.startup import spark_archive
 from duetime.pipeline.jvm import start_jvm
 
 #: Threads of local mode. A real-time query holds one for each partition it reads, for as long as it
@@ -72,7 +73,7 @@ SPARK_PROPERTIES = {
     # Each turn's code reaches its task as a broadcast, in blocks that are allocated whole: 4 MiB a
     # turn for some 100 KiB, and alive until a collection has found that nobody needs it.
     "spark.broadcast.blockSize": "128k",
-    # A window has one task: the shuffle's defaults would make 200, and those for rows from the driver
+    # A window has one task: the shuffle's default would make 200, and that for rows from the driver
     # as many as there are threads.
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
@@ -145,4 +146,6 @@ def _jvm_options(settings: Settings) -> tuple[str, ...]:
     os.environ.setdefault("SPARK_LOG_LEVEL", "error")
     # The whole heap from the start: without adaptive sizes, the young generation does not grow.
     heap = f"-Xms{settings.driver_memory}"
-    return (*JVM_OPTIONS, heap, f"-Dlog4j2.configurationFile={config.as_uri()}")
+    # What it has loaded before is mapped; what Java says of an archive that does not fit is noise.
+    archived = (*spark_archive().read_options(), "-Xlog:disable", "-Xlog:all=error:stderr")
+    return (*JVM_OPTIONS, *archived, heap, f"-Dlog4j2.configurationFile={config.as_uri()}")

@@ -1,0 +1,72 @@
+"""Archives of what Java loads: named for what fits, written once, and used from then on."""
+
+import pytest
+
+from duetime.local.java import find_java
+from duetime.local.startup import ClassArchive, spark_archive
+from duetime.pipeline import training
+
+
+@pytest.fixture(autouse=True)
+def jars(tmp_path, monkeypatch):
+    monkeypatch.setenv("DUETIME_JARS", str(tmp_path))
+    return tmp_path
+
+
+def test_what_is_written_once_is_used_from_then_on(jars, tmp_path):
+    draft = tmp_path / "draft.jsa"
+    archive = ClassArchive(find_java(), draft, program="p")
+    assert archive.read_options() == []
+    assert archive.options() == [f"-XX:ArchiveClassesAtExit={draft}"]
+    archive.keep()
+    assert not archive.exists
+    draft.write_text("classes")
+    archive.keep()
+    (kept,) = jars.glob("p-*.jsa")
+    assert archive.options() == archive.read_options() == [f"-XX:SharedArchiveFile={kept}"]
+
+
+def test_a_draft_that_was_not_finished_is_begun_anew(tmp_path):
+    draft = tmp_path / "draft.jsa"
+    draft.write_text("half of it")
+    ClassArchive(find_java(), draft).options()
+    assert not draft.exists()
+
+
+def test_two_installations_of_spark_have_an_archive_each(tmp_path, monkeypatch):
+    draft = tmp_path / "draft.jsa"
+    names = set()
+    for place in ("a", "b"):
+        monkeypatch.setattr("duetime.local.startup.find_spec", lambda _, at=place: Spec(at))
+        draft.write_text(place)
+        archive = spark_archive(draft)
+        archive.keep()
+        names |= {each.name for each in tmp_path.glob("spark-*.jsa")}
+    assert len(names) == 2
+
+
+class Spec:
+    """What is looked at of a module's."""
+
+    def __init__(self, origin):
+        self.origin = origin
+
+
+def test_where_there_is_an_archive_nothing_is_trained_or_said(monkeypatch, capsys, tmp_path):
+    draft = tmp_path / "draft.jsa"
+    draft.write_text("classes")
+    spark_archive(draft).keep()
+    monkeypatch.setattr(training, "train", None)
+    training.main()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_where_it_cannot_be_trained_one_line_says_so_and_nothing_fails(monkeypatch, capsys):
+    def fail(_archive):
+        raise OSError("no room")
+
+    monkeypatch.setattr(training, "train", fail)
+    training.main()
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "duetime: Spark will start some seconds later than it could: no room"
+    ]
