@@ -40,19 +40,11 @@ class Marking:
 
     def start_all(self, keys: Sequence[MarkerKey], timeout_ms: int) -> None:
         """Write start markers, and wait until they are there. Raises KafkaError."""
-        failed: list[str] = []
+        self._write_all(keys, start_value(timeout_ms))
 
-        def told(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
-            if error is not None:
-                failed.append(str(error.str()))
-
-        value = start_value(timeout_ms)
-        for key in keys:
-            self._write(key, value, told)
-        # End markers that were written meanwhile are waited for as well: no harm.
-        if self._producer.flush(TIMEOUT_S) or failed:
-            why = failed[0] if failed else f"no answer for {TIMEOUT_S:.0f} s"
-            raise KafkaError(f"start markers were not written to {self._topic} ({why})")
+    def end_all(self, keys: Sequence[MarkerKey]) -> None:
+        """Write end markers, and wait until they are there. Raises KafkaError."""
+        self._write_all(keys, END_VALUE)
 
     def restart(self, key: MarkerKey, timeout_ms: int) -> None:
         """From now on its work may take so long. Not waited for."""
@@ -74,6 +66,20 @@ class Marking:
             unwritten, self._unwritten = self._unwritten, 0
         if unwritten:
             log.warning("markers were not written topic=%s markers=%d", self._topic, unwritten)
+
+    def _write_all(self, keys: Sequence[MarkerKey], value: bytes) -> None:
+        failed: list[str] = []
+
+        def told(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
+            if error is not None:
+                failed.append(str(error.str()))
+
+        for key in keys:
+            self._write(key, value, told)
+        # Others that were written meanwhile are waited for as well: no harm.
+        if self._producer.flush(TIMEOUT_S) or failed:
+            why = failed[0] if failed else f"no answer for {TIMEOUT_S:.0f} s"
+            raise KafkaError(f"markers were not written to {self._topic} ({why})")
 
     def _write(
         self,

@@ -23,7 +23,7 @@ from duetime.columns import (
 )
 from duetime.config import Settings
 from duetime.errors import Reason
-from duetime.kmq.markers import END_VALUE, REDELIVERY_COUNT, GivenBack
+from duetime.kmq.markers import REDELIVERY_COUNT, GivenBack
 from duetime.message import (
     DUE_AT_MS,
     DUE_ID,
@@ -76,22 +76,22 @@ class Again:
         sent_to = F.when(is_sent, message.topic)
         self._known = self._routes.known(sent_to, message.cluster)
         self._why = F.when(is_sent, self._routes.obstacle(message, F.col("now")))
-        self._to = _place(message, self._routes, settings)
-        self._end = _end(settings)
+        dead = F.col("is_dead"), _dead(message, settings)
+        self._to = _place(message, self._routes, settings, dead)
+        self._to_at_once = choose(dead, otherwise=self._routes.sent(message))
 
     def judged(self, records: DataFrame) -> DataFrame:
         """Adds `count` of redeliveries, `is_dead`, `reason`; `due_ms` and `id` of the next one."""
         timed = records.select(*self._counted).select("*", self._due_ms)
         return timed.select("*", self._id, self._not_cancel)
 
-    def delivered(self, judged: DataFrame) -> DataFrame:
-        """Rows for the sink: to the queue now or later, or to its dead letters."""
-        known = judged.select("*", self._now).select("*", self._known)
-        return self._routes.rows(known, self._why, self._to)
+    def delivered(self, judged: DataFrame, *, at_once: bool) -> DataFrame:
+        """Rows for the sink: to the queue now or later, or to its dead letters.
 
-    def ended(self, asked: DataFrame) -> DataFrame:
-        """Rows for the sink: end markers of what is delivered again, as kmq's tracker has them."""
-        return self._routes.rows(asked, F.lit(None), self._end)
+        Where all are known to go `at_once`, planning it takes a quarter less.
+        """
+        known = judged.select("*", self._now).select("*", self._known)
+        return self._routes.rows(known, self._why, self._to_at_once if at_once else self._to)
 
 
 def _counted(settings: Settings) -> list[Column]:
@@ -120,22 +120,16 @@ def _is_due() -> Column:
     return F.col("due_ms") <= F.col("now")
 
 
-def _place(message: Waiting, routes: Routes, settings: Settings) -> SinkRow:
+def _place(
+    message: Waiting, routes: Routes, settings: Settings, dead: tuple[Column, SinkRow]
+) -> SinkRow:
     now = F.col("now")
     return choose(
-        (F.col("is_dead"), _dead(message, settings)),
+        dead,
         (_is_due(), routes.sent(message)),
         (message.due_ms - now < settings.horizon_ms, routes.lane(message, now)),
         otherwise=routes.store(message, now),
     )
-
-
-def _end(settings: Settings) -> SinkRow:
-    """The end marker of a message."""
-    key = F.concat(_bytes(F.col("partition"), 4), _bytes(F.col("offset"), 8))
-    topic = _named(settings, lambda name, own: own.markers_topic(name))
-    none = F.array().cast(HEADERS_TYPE)
-    return SinkRow(topic, F.col("partition"), key, F.lit(END_VALUE), none)
 
 
 def _message() -> Waiting:

@@ -27,6 +27,9 @@ from duetime.topics import TopicNames
 
 log = logging.getLogger(__name__)
 
+#: How often a batch of markers is begun, where there are any: a redelivery waits for half of it.
+REDELIVERY_EVERY = "500 milliseconds"
+
 
 class Begin:
     """Begins queries, once or again. What is written is by cluster; None is this one."""
@@ -82,7 +85,7 @@ class Begin:
         return start_real_time(outbox(spark, settings, cluster), settings.at(cluster), name)
 
     def _failures(self) -> StreamingQuery:
-        failed = read_stream(self._spark, self._settings, [self._names.failed], in_batches=True)
+        failed = self._in_batches(self._names.failed)
         handle = failures(self._settings, self._destinations, self._written[None])
         return start_micro_batches(failed, handle, self._settings, "failures")
 
@@ -92,7 +95,7 @@ class Begin:
         return start_micro_batches(waiting, handle, self._settings, SAVING, SAVING_EVERY)
 
     def _notices(self, handle: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        told = read_stream(self._spark, self._settings, [self._settings.aerospike_topic])
+        told = self._in_batches(self._settings.aerospike_topic)
         return start_micro_batches(told, handle, self._settings, NOTICES, notices.EVERY)
 
     def _redelivery(self, waking: Waking) -> StreamingQuery:
@@ -102,7 +105,11 @@ class Begin:
 
         handle = Redelivery(self._spark, self._settings, self._written[None], waking)
         found = tracked(self._spark, self._settings)
-        return start_micro_batches(found, handle, self._settings, "redelivery")
+        return start_micro_batches(found, handle, self._settings, "redelivery", REDELIVERY_EVERY)
+
+    def _in_batches(self, topic: str) -> DataFrame:
+        batch = self._settings.batch_records
+        return read_stream(self._spark, self._settings, [topic], batch=batch)
 
     def _recover(self, name: str, topics: Sequence[str], recover: Callable[[], None]) -> None:
         """Finish what a query had in flight, where there can be anything: it takes seconds."""

@@ -51,11 +51,11 @@ def intake(spark: SparkSession, settings: Settings) -> DataFrame:
 
 
 def intake_records(
-    spark: SparkSession, settings: Settings, *, in_batches: bool = False
+    spark: SparkSession, settings: Settings, *, batch: int | None = None
 ) -> DataFrame:
     """All intake topics as an endless read."""
     topics = TopicNames(settings).intake
-    return read_stream(spark, settings, topics, in_batches=in_batches, committed_only=True)
+    return read_stream(spark, settings, topics, batch=batch, committed_only=True)
 
 
 def envelopes(settings: Settings) -> dict[str, tuple[str, Canonical]]:

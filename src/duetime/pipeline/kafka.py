@@ -16,6 +16,13 @@ from duetime.topics import OVERHEAD_BYTES
 #: this sends nothing of what its producer still held, and a failed window rests for so long.
 DELIVERY_TIMEOUT_S = 10.0
 
+#: How long a fetch that finds nothing waits at the broker, in ms: in real time, and in a batch,
+#: which reads what is there. What is asked next on that connection waits as well.
+IDLE_WAIT_MS, BATCH_WAIT_MS = 100, 20
+
+#: More records than there are, for a batch of all that is there.
+ALL = 2**62
+
 #: By whether only what is committed is read: a sender may schedule inside its own transaction.
 ISOLATION = {True: "read_committed", False: "read_uncommitted"}
 
@@ -25,12 +32,13 @@ def read_stream(
     settings: Settings,
     topics: Sequence[str],
     *,
-    in_batches: bool = False,
+    batch: int | None = None,
     committed_only: bool = False,
 ) -> DataFrame:
     """An endless read of whole topics: Spark's Kafka columns, headers included.
 
-    A query without a checkpoint starts at the earliest record, so that nothing sent is passed over.
+    In real time, or in batches of so many records at most. A query without a checkpoint starts at
+    the earliest record, so that nothing sent is passed over.
     """
     options = spark_properties(settings) | {
         "subscribe": ",".join(topics),
@@ -43,14 +51,14 @@ def read_stream(
         # A reader creates nothing, least of all a topic that is just being deleted.
         "kafka.allow.auto.create.topics": "false",
         # An idle fetch waits this long at the broker; one with data does not wait.
-        "kafka.fetch.max.wait.ms": "100",
+        "kafka.fetch.max.wait.ms": str(IDLE_WAIT_MS if batch is None else BATCH_WAIT_MS),
         # After each poll Spark asks for offsets, and drops with that what it has fetched already:
         # of 500 records a poll, the default, each would be fetched five times.
         "kafka.max.poll.records": "5000",
     }
-    if in_batches:
+    if batch is not None:
         # Real-time mode refuses it.
-        options["maxOffsetsPerTrigger"] = str(settings.batch_records)
+        options["maxOffsetsPerTrigger"] = str(batch)
     return spark.readStream.format("kafka").options(**options).load()
 
 
@@ -78,9 +86,8 @@ def read_ranges(
         "failOnDataLoss": str(all_there).lower(),
         "kafka.isolation.level": ISOLATION[committed_only],
         "kafka.allow.auto.create.topics": "false",
-        # The last fetch of a range has nothing to wait for: the default of 500 ms is most of a
-        # window's planning.
-        "kafka.fetch.max.wait.ms": "20",
+        # The default of 500 ms is most of a window's planning.
+        "kafka.fetch.max.wait.ms": str(BATCH_WAIT_MS),
         # A consumer that waits for its slot's next turn keeps the buffer of its last fetch, and
         # there are 128: with 4 MiB each, they filled the heap at 10,000 messages/s.
         "kafka.max.partition.fetch.bytes": str(1024 * 1024),

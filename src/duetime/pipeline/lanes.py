@@ -21,9 +21,9 @@ def lanes(spark: SparkSession, settings: Settings) -> DataFrame:
     return looked_at_again(waited(lane_records(spark, settings), settings), settings)
 
 
-def lane_records(spark: SparkSession, settings: Settings, *, in_batches: bool = False) -> DataFrame:
+def lane_records(spark: SparkSession, settings: Settings, *, batch: int | None = None) -> DataFrame:
     """All lanes as an endless read."""
-    return read_stream(spark, settings, [TopicNames(settings).lanes], in_batches=in_batches)
+    return read_stream(spark, settings, [TopicNames(settings).lanes], batch=batch)
 
 
 def waited(records: DataFrame, settings: Settings) -> DataFrame:

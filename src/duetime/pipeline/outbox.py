@@ -45,12 +45,10 @@ def outbox(spark: SparkSession, settings: Settings, cluster: str) -> DataFrame:
 
 
 def outbox_records(
-    spark: SparkSession, settings: Settings, cluster: str, *, in_batches: bool = False
+    spark: SparkSession, settings: Settings, cluster: str, *, batch: int | None = None
 ) -> DataFrame:
     """What is on its way to the cluster, as an endless read."""
-    return read_stream(
-        spark, settings, [TopicNames(settings).outbox(cluster)], in_batches=in_batches
-    )
+    return read_stream(spark, settings, [TopicNames(settings).outbox(cluster)], batch=batch)
 
 
 def recover_outbox(spark: SparkSession, settings: Settings, written: Written, cluster: str) -> None:
@@ -67,7 +65,7 @@ def recover_outbox(spark: SparkSession, settings: Settings, written: Written, cl
             passed = decided.where("why is null")
             write_batch(_forwarded(passed, settings), settings.at(cluster), "recover")
 
-    records = outbox_records(spark, settings, cluster, in_batches=True)
+    records = outbox_records(spark, settings, cluster, batch=settings.batch_records)
     handle_what_is_there(records, handle, settings, query_name(cluster))
 
 

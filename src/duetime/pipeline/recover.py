@@ -49,7 +49,7 @@ def recover_intake(
         write_batch(intake.routed(heard), settings, "recover")
         reach(Point.RECOVER_SENT)
 
-    records = intake_records(spark, settings, in_batches=True)
+    records = intake_records(spark, settings, batch=settings.batch_records)
     handle_what_is_there(records, handle, settings, "intake")
 
 
@@ -62,7 +62,7 @@ def recover_lanes(spark: SparkSession, settings: Settings, written: Written) -> 
             left = following.without(identified(batch), found)
             write_batch(looked_at_again(left, settings), settings, "recover")
 
-    records = lane_records(spark, settings, in_batches=True)
+    records = lane_records(spark, settings, batch=settings.batch_records)
     handle_what_is_there(records, handle, settings, "lanes")
 
 

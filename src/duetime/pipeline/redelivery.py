@@ -7,7 +7,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
+from duetime.clock import SystemClock
 from duetime.config import Settings
+from duetime.kmq.markers import MarkerKey
+from duetime.kmq.marking import Marking
 from duetime.kmq.notes import Notes
 from duetime.pipeline.again import PLACE, RECORD, Again
 from duetime.pipeline.faults import Point, reach
@@ -38,10 +41,12 @@ class Redelivery:
     ) -> None:
         """Raises KafkaError."""
         self._spark, self._settings = spark, settings
+        self._clock = SystemClock()
         self._written, self._notes = written, Notes(settings)
         self._waking = waking
         waking.expect(self._notes.next_ms())
         self._again = Again(settings)
+        self._markings: dict[str, Marking] = {}
         self._last: int | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
@@ -59,11 +64,35 @@ class Redelivery:
             asked = self._spark.createDataFrame(_table(due)).coalesce(1)
             records = self._again.judged(self._fetched(asked, due))
             left = self._without_sent(records, due) if is_again else records
-            write_batch(self._again.delivered(left), self._settings, "redelivery")
+            sent = self._again.delivered(left, at_once=self._is_due(due))
+            write_batch(sent, self._settings, "redelivery")
             reach(Point.REDELIVERED)
-            write_batch(self._again.ended(asked), self._settings, "redelivery")
+            self._end(due)
         self._notes.note(rows)
         self._waking.expect(self._notes.next_ms())
+
+    def _is_due(self, due: Sequence[Row]) -> bool:
+        """Whether all of it is delivered now, without a back-off."""
+        now_ms = self._clock.now_ms()
+        backs_off = any(self._settings.queues[row.topic].backoff_ms for row in due)
+        return not backs_off and all(row.due_ms <= now_ms for row in due)
+
+    def _end(self, due: Sequence[Row]) -> None:
+        """Write end markers of what is delivered again, as kmq's tracker does. Raises KafkaError.
+
+        From here, without a job: they are few bytes each.
+        """
+        keys: dict[str, list[MarkerKey]] = defaultdict(list)
+        for row in due:
+            keys[row.topic].append(MarkerKey(row.partition, row.offset))
+        for queue, ended in keys.items():
+            self._marking(queue).end_all(ended)
+
+    def _marking(self, queue: str) -> Marking:
+        if queue not in self._markings:
+            topic = self._settings.queues[queue].markers_topic(queue)
+            self._markings[queue] = Marking(self._settings, topic)
+        return self._markings[queue]
 
     def _fetched(self, asked: DataFrame, due: Sequence[Row]) -> DataFrame:
         """What is asked for, with its record; with nulls where that is not there any more."""

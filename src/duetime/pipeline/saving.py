@@ -57,7 +57,8 @@ def saving(settings: Settings, written: Written) -> Callable[[DataFrame, int], N
 
 def on_their_way(spark: SparkSession, settings: Settings) -> DataFrame:
     """What is to be saved, as an endless read."""
-    return read_stream(spark, settings, [TopicNames(settings).store], in_batches=True)
+    topic, batch = TopicNames(settings).store, settings.batch_records
+    return read_stream(spark, settings, [topic], batch=batch)
 
 
 class Saver:

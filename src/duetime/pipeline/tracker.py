@@ -24,7 +24,7 @@ from duetime.columns import header_map, header_text
 from duetime.config import Settings
 from duetime.kmq.markers import GIVEN_BACK
 from duetime.message import LATEST_MS
-from duetime.pipeline.kafka import read_stream
+from duetime.pipeline.kafka import ALL, read_stream
 from duetime.pipeline.unacknowledged import ENDED, Marker, Unacknowledged
 from duetime.topics import TopicNames
 
@@ -59,7 +59,8 @@ def tracked(spark: SparkSession, settings: Settings) -> DataFrame:
     topics = [own.markers_topic(name) for name, own in settings.queues.items()]
     # What wakes the query is no marker, and goes no further.
     topics.append(TopicNames(settings).wake)
-    markers = read_stream(spark, settings, topics).transform(_markers, settings)
+    records = read_stream(spark, settings, topics, batch=ALL)
+    markers = records.transform(_markers, settings)
     schema = ", ".join(f"{name} {kind}" for name, kind in FOUND.items())
     return markers.groupBy("topic", "partition").applyInPandasWithState(
         _follow, schema, REMEMBERED, "update", GroupStateTimeout.ProcessingTimeTimeout
