@@ -68,9 +68,16 @@ def test_a_payload_is_not_in_a_record_as_text():
     assert "hush" not in repr(wanted) + repr(record)
 
 
-@pytest.mark.parametrize("text", ["soon", "-1", "", "1" * 19, None])
+@pytest.mark.parametrize("text", ["soon", "-1", "", "1" * 19])
 def test_an_expiry_that_intake_would_reject_is_refused(text):
     assert refusal(headers={"due-expires-ms": text}) == Reason.BAD_EXPIRY
+
+
+@pytest.mark.parametrize("texts", [["17"], [None], ["soon", "17"]])
+def test_an_expiry_that_intake_takes_is_taken(texts):
+    wanted = Wanted(topic="orders", headers=[("due-expires-ms", each) for each in texts])
+    record = scheduled(wanted, SETTINGS, due_ms=NOW_MS, now_ms=NOW_MS, unique="1")
+    assert len(record.headers) == 3 + len(texts)
 
 
 def test_what_a_store_does_not_take_is_refused():

@@ -55,6 +55,21 @@ def test_a_message_whose_handler_fails_is_scheduled_anew_and_dies_at_last(settin
     assert (letter.key, letter.value, letter.headers) == (b"k", b"v", (("a", b"1"),))
 
 
+@pytest.mark.system
+@pytest.mark.usefixtures("topics")
+def test_a_message_that_cannot_be_scheduled_dies_at_once_and_is_not_handled_for_ever(settings):
+    @retry_later(backoff=exponential("1m", max="1h"), attempts=3, settings=settings)
+    def handle(_):
+        raise ZeroDivisionError
+
+    topic = f"{settings.namespace}-orders"
+    # It did not come by way of duetime, which would have refused it.
+    handle(sent(settings, topic, headers=[("due-expires-ms", b"soon")]))
+    (letter,) = DeadLetters(settings).latest(Selection(), 9)
+    assert (letter.topic, letter.attempts, letter.value) == (topic, 1, b"v")
+    assert "ZeroDivisionError, and it cannot be scheduled: header due-expires-ms" in letter.detail
+
+
 def sent(settings, topic, headers):
     """A message as a consumer of this topic gets it."""
     admin = AdminClient(librdkafka_properties(settings))

@@ -229,11 +229,12 @@ def check_partition(partition: object) -> int:
 
 
 def _check_expiry(headers: Iterable[Header]) -> None:
-    for name, value in headers:
-        if name == DUE_EXPIRES_MS and not re.fullmatch(rb"[0-9]{1,18}", value or b""):
-            raise InvalidMessage(
-                Reason.BAD_EXPIRY, f"header {name} is no whole number: write it in epoch ms"
-            )
+    # The last of a name counts, and null is never.
+    value = dict(headers).get(DUE_EXPIRES_MS)
+    if value is not None and not re.fullmatch(rb"[0-9]{1,18}", value):
+        raise InvalidMessage(
+            Reason.BAD_EXPIRY, f"header {DUE_EXPIRES_MS} is no whole number: write it in epoch ms"
+        )
 
 
 def check_size(

@@ -16,7 +16,7 @@ from confluent_kafka import Message
 from duetime.client import Producer
 from duetime.clock import Clock, SystemClock, parse_duration
 from duetime.config import Settings, load_settings
-from duetime.errors import KafkaError
+from duetime.errors import InvalidMessage, KafkaError
 from duetime.message import (
     DUE_AT_MS,
     DUE_ATTEMPTS,
@@ -98,10 +98,14 @@ class Retries:
         now_ms = self._clock.now_ms()
         failed, first_ms = _failed_before(message, now_ms)
         failed += 1
+        record = None
         if failed < self._attempts:
-            record = self._again(message, now_ms, failed, first_ms)
-        else:
-            record = self._dead(message, now_ms, failed, first_ms, what)
+            try:
+                record = self._again(message, now_ms, failed, first_ms)
+            except InvalidMessage as error:
+                # Whoever sent it did not come this way: it must not be handled for ever.
+                what = f"{what}, and it cannot be scheduled: {error.detail}"
+        record = record or self._dead(message, now_ms, failed, first_ms, what)
         log.warning("handler failed id=%s attempt=%d error=%s", record.id, failed, what)
         self._send(record)
 

@@ -18,6 +18,8 @@ class InMemory:
 
     def __init__(self):
         self.records = {}
+        #: What was said of how long each lives.
+        self.ttl = {}
         self._generations = {}
         # A call is atomic, as it is for one record on a server.
         self._lock = threading.RLock()
@@ -37,7 +39,7 @@ class InMemory:
                 and self._generations.get(key) != meta["gen"]
             ):
                 raise RecordGenerationError
-            self._write(key, bins)
+            self._write(key, bins, meta)
 
     def batch_write(self, batch):
         for each in batch.batch_records:
@@ -45,7 +47,7 @@ class InMemory:
                 creates = each.policy.get("exists") == aerospike.POLICY_EXISTS_CREATE
                 each.result = EXISTS if creates and each.key in self.records else OK
                 if each.result == OK:
-                    self._write(each.key, {one["bin"]: one["val"] for one in each.ops})
+                    self._write(each.key, {one["bin"]: one["val"] for one in each.ops}, each.meta)
 
     def batch_read(self, keys):
         with self._lock:
@@ -68,8 +70,9 @@ class InMemory:
     def index_single_value_create(self, *_index):
         """Indexes are for speed, and here is little to find."""
 
-    def _write(self, key, bins):
+    def _write(self, key, bins, meta):
         self.records[key] = dict(bins)
+        self.ttl[key] = meta["ttl"]
         self._generations[key] = self._generations.get(key, 0) + 1
 
 

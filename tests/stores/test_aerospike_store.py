@@ -8,6 +8,7 @@ import aerospike
 import pytest
 from tests.stores.aerospike_in_memory import InMemory
 
+from duetime.clock import SystemClock
 from duetime.config import Settings
 from duetime.errors import StoreError
 from duetime.message import WAITING_HEADERS, MessageId
@@ -184,6 +185,18 @@ def test_a_message_is_taken_up_with_its_cancel_whichever_was_told_of(told, cache
         claims = told(one)
         assert names_of(claims) == sorted([message.name, cancel.name])
         store.settle(claims)
+
+
+def test_messages_live_for_ever_and_ids_until_they_are_due(cache, server, settings):
+    due_ms = SystemClock().now_ms() + HOUR
+    cache.keep(row(due_ms))
+    lives = {key[1]: ttl for key, ttl in server.ttl.items()}
+    ids_s = lives.pop("kafka_message_id", None)
+    assert lives == dict.fromkeys(
+        ["kafka_message_cache", "kafka_message_claim"], aerospike.TTL_NEVER_EXPIRE
+    )
+    if settings.aerospike_notices:
+        assert HOUR / SECOND - 60 < ids_s <= HOUR / SECOND
 
 
 @pytest.mark.parametrize("ago_ms", [5 * SECOND, MINUTE, 5 * MINUTE, HOUR, 48 * HOUR])

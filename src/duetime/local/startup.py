@@ -16,12 +16,19 @@ from pathlib import Path
 from duetime.local.jars import jars_dir
 from duetime.local.java import find_java, java_build
 
+#: Java tells of an archive that does not fit, and of each class that it cannot archive.
+QUIET = "-Xlog:cds=off,cds+dynamic=off"
+
 
 class ClassArchive:
-    """The archive of what `program` loads in `java`, and the `draft` that it may write of it."""
+    """The archive of what `program` loads in `java`, and the `draft` that it may write of it.
 
-    def __init__(self, java: Path, draft: Path, program: str = "classes") -> None:
-        self._path = jars_dir() / f"{program}-{_digest(java_build(java))}.jsa"
+    `fits` tells apart what a program loads at different times.
+    """
+
+    def __init__(self, java: Path, draft: Path, program: str = "classes", fits: str = "") -> None:
+        self._path = jars_dir() / f"{program}-{_digest(java_build(java) + fits)}.jsa"
+        self._others = f"{program}-*.jsa"
         self._draft = draft
 
     @property
@@ -31,7 +38,7 @@ class ClassArchive:
 
     def read_options(self) -> list[str]:
         """Options of a Java that uses the archive, if there is one."""
-        return [f"-XX:SharedArchiveFile={self._path}"] if self.exists else []
+        return [f"-XX:SharedArchiveFile={self._path}", QUIET] if self.exists else []
 
     def options(self) -> list[str]:
         """Options of a Java that uses the archive, or else writes the draft when it ends."""
@@ -49,14 +56,23 @@ class ClassArchive:
     def write_options(self) -> list[str]:
         """Options of a Java that writes the draft when it ends, where that can be kept."""
         writable = os.access(self._path.parent, os.W_OK)
-        return [f"-XX:ArchiveClassesAtExit={self._draft}"] if writable else []
+        return [f"-XX:ArchiveClassesAtExit={self._draft}", QUIET] if writable else []
+
+    def remove_others(self) -> None:
+        """Remove those of this program that fit no more."""
+        for each in self._path.parent.glob(self._others):
+            if each != self._path:
+                each.unlink()
 
 
 def spark_archive(draft: Path = Path(os.devnull)) -> ClassArchive:
     """That of Spark, as this installation has it. Raises SetupError where there is no Java."""
     pyspark = find_spec("pyspark")
-    place = _digest(pyspark.origin or "") if pyspark else ""
-    return ClassArchive(find_java(), draft, program=f"spark-{place}")
+    place = Path(pyspark.origin or "").parent if pyspark else Path()
+    # Java looks at these, too: another release, and one that is installed anew, has others.
+    stats = sorted((jar.name, jar.stat()) for jar in place.glob("jars/*.jar"))
+    fits = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+    return ClassArchive(find_java(), draft, program=f"spark-{_digest(str(place))}", fits=fits)
 
 
 def _digest(text: str) -> str:

@@ -76,9 +76,10 @@ class Leader:
         self._means, self._settings = means, means.settings
         self._to_stop = ExitStack()
 
-    def start(self, first_s: float = 0.0) -> None:
+    def start(self, is_wanted: Callable[[], bool], first_s: float = 0.0) -> None:
         """Start what delivers; what is late already has Spark for itself for so long, in seconds.
 
+        `is_wanted` says whether we lead still: starting may take minutes.
         What was started is stopped, where it does not get through.
         """
         with ExitStack() as unless_started:
@@ -97,7 +98,7 @@ class Leader:
             self._rescue(first_s)
             for release in self._releases:
                 release.start(from_ms)
-            self._queries.start(self._visit)
+            self._queries.start(self._visit, is_wanted)
             self._start(self._probes())
             unless_started.pop_all()
 

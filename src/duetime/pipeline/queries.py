@@ -83,10 +83,11 @@ class Queries:
         # At once, because each takes seconds in a JVM that has just been started.
         self._pool = ThreadPoolExecutor(len(self._running), thread_name_prefix="begin")
 
-    def start(self, visit: Visit) -> None:
+    def start(self, visit: Visit, is_wanted: Callable[[], bool]) -> None:
         """Start them; returns when they run, or could not be started, but for those elsewhere.
 
-        Recovering takes one of them minutes, perhaps: the others are looked after meanwhile.
+        Recovering takes one of them minutes, perhaps: the others are looked after meanwhile, for as
+        long as that `is_wanted`.
         """
         for running in self._running:
             self._begin_soon(running)
@@ -94,7 +95,8 @@ class Queries:
         first = [each.beginning for each in here if each.beginning]
         while wait(first, timeout=LOOK_S).not_done:
             try:
-                self.look_around(visit)
+                if is_wanted():
+                    self.look_around(visit)
             except Exception:
                 log.exception("could not look at the queries; looking again")
 

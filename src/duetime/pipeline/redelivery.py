@@ -60,7 +60,7 @@ class Redelivery:
         # The first batch may have been begun before a crash, and a batch that failed is repeated.
         is_again, self._last = self._last in (None, number), number
         if due := [row for row in rows if row.offset is not None]:
-            # Spark would make as many tasks of it as there are threads, which wait for each other.
+            # Spark would make several tasks of it, which wait for each other.
             asked = self._spark.createDataFrame(_table(due)).coalesce(1)
             records = self._again.judged(self._fetched(asked, due))
             left = self._without_sent(records, due) if is_again else records

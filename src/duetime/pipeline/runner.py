@@ -195,7 +195,7 @@ class Pipeline:
     def _lead(self, first_s: float = 0.0) -> None:
         self._term = self._election.term
         leader = Leader(self._means)
-        leader.start(first_s)
+        leader.start(self._is_wanted, first_s)
         self._leader = leader
         LEADING.set(1)
         log.info("leading")
@@ -233,6 +233,9 @@ class Pipeline:
             # It asks much of the brokers, and what is missing is not back at once.
             self._lead_s = time.monotonic() + AGAIN_S
             raise
+
+    def _is_wanted(self) -> bool:
+        return self._is_our_term() and not self._stopping.is_set()
 
     def _is_our_term(self) -> bool:
         """Whether we lead still, and not once more: what others did meanwhile is unknown then."""

@@ -73,10 +73,8 @@ SPARK_PROPERTIES = {
     # Each turn's code reaches its task as a broadcast, in blocks that are allocated whole: 4 MiB a
     # turn for some 100 KiB, and alive until a collection has found that nobody needs it.
     "spark.broadcast.blockSize": "128k",
-    # A window has one task: the shuffle's default would make 200, and that for rows from the driver
-    # as many as there are threads.
+    # A window has one task: the shuffle's defaults would make 200.
     "spark.sql.shuffle.partitions": "2",
-    "spark.default.parallelism": "2",
     # Each turn's plan differs only in its offsets: keep the generated code of all of them.
     "spark.sql.codegen.cache.maxEntries": "1000",
     # The connector keeps consumers and producers for the next window instead of opening new ones,
@@ -99,8 +97,13 @@ SPARK_PROPERTIES = {
     "spark.sql.streaming.stopTimeout": "8s",
 }
 
-#: Without a cluster, nobody else need be able to connect.
-LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+LOCAL_PROPERTIES = {
+    # Nobody else need be able to connect.
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # Rows from the driver are few; by default there is a task of them for each thread.
+    "spark.default.parallelism": "2",
+}
 
 
 def spark_session(settings: Settings, jars: Sequence[Path] = ()) -> SparkSession:
@@ -116,13 +119,12 @@ def spark_session(settings: Settings, jars: Sequence[Path] = ()) -> SparkSession
         # Executors that need Python get this one: the first on PATH may be another.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         conf.setMaster(f"local[{LOCAL_THREADS}]")
-        for name, value in LOOPBACK.items():
-            conf.setIfMissing(name, value)
         conf.set("spark.driver.memory", settings.driver_memory)
         conf.set(JAVA_OPTIONS, " ".join((*_jvm_options(settings), java_options)))
         if jars:
             conf.set("spark.jars", ",".join(str(jar) for jar in jars))
-    for name, value in SPARK_PROPERTIES.items():
+    is_local = str(conf.get("spark.master")).partition("[")[0] == "local"
+    for name, value in (SPARK_PROPERTIES | (LOCAL_PROPERTIES if is_local else {})).items():
         conf.setIfMissing(name, value)
     conf.setAll(list(own.items()))
     start_jvm(conf)
@@ -146,6 +148,10 @@ def _jvm_options(settings: Settings) -> tuple[str, ...]:
     os.environ.setdefault("SPARK_LOG_LEVEL", "error")
     # The whole heap from the start: without adaptive sizes, the young generation does not grow.
     heap = f"-Xms{settings.driver_memory}"
-    # What it has loaded before is mapped; what Java says of an archive that does not fit is noise.
-    archived = (*spark_archive().read_options(), "-Xlog:disable", "-Xlog:all=error:stderr")
-    return (*JVM_OPTIONS, *archived, heap, f"-Dlog4j2.configurationFile={config.as_uri()}")
+    # What it has loaded before is mapped.
+    return (
+        *JVM_OPTIONS,
+        *spark_archive().read_options(),
+        heap,
+        f"-Dlog4j2.configurationFile={config.as_uri()}",
+    )

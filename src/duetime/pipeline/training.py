@@ -38,6 +38,7 @@ def train(archive: ClassArchive) -> None:
     spark.stop()
     end_well(END_S)
     archive.keep()
+    archive.remove_others()
 
 
 #: A row of Spark's Kafka source.
@@ -52,7 +53,8 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="duetime-training-") as directory:
             archive = spark_archive(Path(directory, "spark.jsa"))
-            if not archive.exists:
+            # Where nothing can be kept there is nothing to do.
+            if archive.write_options() and not archive.exists:
                 print("preparing Spark for quicker starts (half a minute) ...", flush=True)
                 train(archive)
     except Exception as error:  # noqa: BLE001 (whatever it was, it is no reason to stop here)

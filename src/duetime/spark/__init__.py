@@ -9,6 +9,8 @@ No payload passes through the driver. The session may be the user's own: what is
 not depend on its ANSI mode, its time zone, or what it does with duplicate keys of a map.
 """
 
+import os
+
 from pyspark.sql import SparkSession
 
 from duetime.config import Settings, is_submitted, load_settings
@@ -21,7 +23,11 @@ __all__ = ["pending", "schedule", "session"]
 
 #: Of a session that asks and does not deliver: tasks for the cores there are, and shuffles of
 #: whatever size.
-ASKING = {"spark.master": "local[*]", "spark.sql.adaptive.enabled": "true"}
+ASKING = {
+    "spark.master": "local[*]",
+    "spark.default.parallelism": str(os.cpu_count() or 1),
+    "spark.sql.adaptive.enabled": "true",
+}
 
 
 def session(settings: Settings | None = None) -> SparkSession:
