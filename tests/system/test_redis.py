@@ -62,11 +62,19 @@ def interrupted(live, environment, tmp_path_factory):  # noqa: ARG001 (what it s
     topic = live.topic()
     inbox = live.inbox(topic)
     with running(live, tmp_path_factory.mktemp("first")) as process:
+        await_delivery(live)
         ids = schedule(live, topic, 300, over_s=9)
         inbox.until(lambda: len(inbox.arrived) > 120, "those of the lanes, and the first windows")
         kill(process)
     forget_last_commit(Path(live.settings.checkpoint.removeprefix("file://")) / "saving")
     return topic, ids, inbox
+
+
+def await_delivery(live):
+    """Wait until the pipeline that has been started delivers."""
+    topic = live.topic()
+    schedule(live, topic, 1, over_s=0)
+    live.inbox(topic).take(1)
 
 
 def forget_last_commit(checkpoint):
@@ -79,6 +87,8 @@ def forget_last_commit(checkpoint):
 @pytest.fixture(scope="module")
 def pipeline(live, interrupted, tmp_path_factory):  # noqa: ARG001 (after that)
     with running(live, tmp_path_factory.mktemp("second")) as process:
+        # Where Redis does not answer at the start, it does not start.
+        await_delivery(live)
         yield process
 
 
