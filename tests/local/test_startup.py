@@ -79,7 +79,7 @@ def test_where_there_is_an_archive_nothing_is_trained_or_said(monkeypatch, capsy
 
 
 def test_where_it_cannot_be_trained_one_line_says_so_and_nothing_fails(monkeypatch, capsys):
-    def fail(_archive):
+    def fail(_archive, _directory):
         raise OSError("no room")
 
     monkeypatch.setattr(training, "train", fail)

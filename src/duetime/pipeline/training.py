@@ -10,12 +10,12 @@ from pathlib import Path
 from duetime.errors import words
 from duetime.local.startup import ClassArchive, spark_archive
 
-#: How long Java may take to end, which is when it writes, in seconds.
+#: How long the query may take, and Java to end, which is when it writes, in seconds.
 END_S = 180
 
 
-def train(archive: ClassArchive) -> None:
-    """Load what a pipeline loads, end, and keep the archive. Raises DuetimeError."""
+def train(archive: ClassArchive, directory: Path) -> None:
+    """Load what a pipeline loads, end, and keep the archive; `directory` is for a query to read."""
     # Here and not above: where there is an archive, nothing of this is needed.
     from duetime.config import load_settings  # noqa: PLC0415
     from duetime.local.jars import pipeline_jars  # noqa: PLC0415
@@ -30,11 +30,12 @@ def train(archive: ClassArchive) -> None:
     records = spark.createDataFrame([], RECORD)
     Intake(settings).rows(records).collect()
     looked_at_again(records, settings).collect()
-    # A streaming query, of whatever it is.
-    ticks = spark.readStream.format("rate").load().groupBy("value").count()
-    query = ticks.writeStream.format("noop").outputMode("update").start()
-    query.processAllAvailable()
-    query.stop()
+    # A streaming query with state, of whatever it is, that ends by itself.
+    (directory / "lines").mkdir()
+    (directory / "lines" / "some.txt").write_text("a line")
+    lines = spark.readStream.text(str(directory / "lines")).groupBy("value").count()
+    query = lines.writeStream.format("noop").outputMode("update").trigger(availableNow=True).start()
+    query.awaitTermination(END_S)
     spark.stop()
     end_well(END_S)
     archive.keep()
@@ -56,7 +57,7 @@ def main() -> None:
             # Where nothing can be kept there is nothing to do.
             if archive.write_options() and not archive.exists:
                 print("preparing Spark for quicker starts (half a minute) ...", flush=True)
-                train(archive)
+                train(archive, Path(directory))
     except Exception as error:  # noqa: BLE001 (whatever it was, it is no reason to stop here)
         print(f"duetime: Spark will start some seconds later than it could: {words(error)}")
 
