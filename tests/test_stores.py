@@ -117,9 +117,6 @@ class OnRedis:
         with Redis.from_url(self.settings.store.get_secret_value()) as client:
             client.flushdb()
 
-    def close(self):
-        pass
-
     def save(self, *messages):
         shards = Shards(self.settings)
         shards.save(self.rows(messages), shards.begin_term())

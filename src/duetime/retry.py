@@ -98,14 +98,15 @@ class Retries:
         now_ms = self._clock.now_ms()
         failed, first_ms = _failed_before(message, now_ms)
         failed += 1
-        record = None
-        if failed < self._attempts:
-            try:
+        try:
+            if failed >= self._attempts:
+                record = self._dead(message, now_ms, failed, first_ms, what)
+            else:
                 record = self._again(message, now_ms, failed, first_ms)
-            except InvalidMessage as error:
-                # Whoever sent it did not come this way: it must not be handled for ever.
-                what = f"{what}, and it cannot be scheduled: {error.detail}"
-        record = record or self._dead(message, now_ms, failed, first_ms, what)
+        except InvalidMessage as error:
+            # Whoever sent it did not come this way: it must not be handled for ever.
+            why = f"{what}, and it cannot be scheduled: {error.detail}"
+            record = self._dead(message, now_ms, failed, first_ms, why)
         log.warning("handler failed id=%s attempt=%d error=%s", record.id, failed, what)
         self._send(record)
 

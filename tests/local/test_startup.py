@@ -15,22 +15,22 @@ def jars(tmp_path, monkeypatch):
 
 def test_what_is_written_once_is_used_from_then_on(jars, tmp_path):
     draft = tmp_path / "draft.jsa"
-    archive = ClassArchive(find_java(), draft, program="p")
+    archive = ClassArchive(find_java(), program="p")
     assert archive.read_options() == []
-    assert archive.options()[0] == f"-XX:ArchiveClassesAtExit={draft}"
-    archive.keep()
+    assert archive.options(draft)[0] == f"-XX:ArchiveClassesAtExit={draft}"
+    archive.keep(draft)
     assert not archive.exists
     draft.write_text("classes")
-    archive.keep()
+    archive.keep(draft)
     (kept,) = jars.glob("p-*.jsa")
-    assert archive.options() == archive.read_options()
-    assert archive.options()[0] == f"-XX:SharedArchiveFile={kept}"
+    assert archive.options(draft) == archive.read_options()
+    assert archive.options(draft)[0] == f"-XX:SharedArchiveFile={kept}"
 
 
 def test_a_draft_that_was_not_finished_is_begun_anew(tmp_path):
     draft = tmp_path / "draft.jsa"
     draft.write_text("half of it")
-    ClassArchive(find_java(), draft).options()
+    ClassArchive(find_java()).options(draft)
     assert not draft.exists()
 
 
@@ -40,8 +40,8 @@ def test_two_installations_of_spark_have_an_archive_each(tmp_path, monkeypatch):
     for place in ("a", "b"):
         monkeypatch.setattr("duetime.local.startup.find_spec", lambda _, at=place: Spec(f"{at}/x"))
         draft.write_text(place)
-        archive = spark_archive(draft)
-        archive.keep()
+        archive = spark_archive()
+        archive.keep(draft)
         names |= {each.name for each in tmp_path.glob("spark-*.jsa")}
     assert len(names) == 2
 
@@ -60,10 +60,10 @@ def test_jars_that_are_installed_anew_have_an_archive_of_their_own(tmp_path, mon
     draft = tmp_path / "draft.jsa"
     for content in ("", "more"):
         jar.write_text(content)
-        archive = spark_archive(draft)
+        archive = spark_archive()
         assert not archive.exists
         draft.write_text("classes")
-        archive.keep()
+        archive.keep(draft)
     archive.remove_others()
     assert len(list(tmp_path.glob("spark-*.jsa"))) == 1
     assert archive.exists
@@ -72,7 +72,7 @@ def test_jars_that_are_installed_anew_have_an_archive_of_their_own(tmp_path, mon
 def test_where_there_is_an_archive_nothing_is_trained_or_said(monkeypatch, capsys, tmp_path):
     draft = tmp_path / "draft.jsa"
     draft.write_text("classes")
-    spark_archive(draft).keep()
+    spark_archive().keep(draft)
     monkeypatch.setattr(training, "train", None)
     training.main()
     assert capsys.readouterr() == ("", "")

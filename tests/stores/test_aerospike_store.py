@@ -7,18 +7,16 @@ from itertools import count
 import aerospike
 import pytest
 from tests.stores.aerospike_in_memory import InMemory
+from tests.stores.saved import NOW_MS, row
 
 from duetime.clock import SystemClock
 from duetime.config import Settings
 from duetime.errors import StoreError
-from duetime.message import WAITING_HEADERS, MessageId
 from duetime.pipeline.notices import notices
 from duetime.stores.aerospike import AerospikeStore
 from duetime.stores.aerospike.cache import MessageCache
 from duetime.stores.aerospike.leases import LEASE_MS
-from duetime.stores.rows import Record, Row, name_of, packed
 
-NOW_MS = 1_800_000_000_000
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 
 numbers = count()
@@ -83,14 +81,6 @@ def cache(settings):
     term = found.begin_term()
     found.keep = lambda *rows: found.save(rows, term)
     return found
-
-
-def row(due_ms, unique="m", *, offset=0, is_cancel=False):
-    """A message as it is saved, or a cancel; `offset` is where it lay on its way."""
-    identity = str(MessageId(due_ms=due_ms, unique=unique))
-    values = (None if is_cancel else b"orders", None, b"1", b"%d" % due_ms, identity.encode())
-    record = Record(0, offset, NOW_MS, b"k", b"v", list(zip(WAITING_HEADERS, values, strict=True)))
-    return Row(name_of(identity, due_ms, is_cancel=is_cancel), identity, due_ms, packed(record))
 
 
 @pytest.fixture

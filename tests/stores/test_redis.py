@@ -3,29 +3,21 @@
 import pytest
 from redis import Redis
 from tests.conftest import eventually, local_redis
+from tests.stores.saved import NOW_MS, row
 
 from duetime.config import Settings, load_settings
 from duetime.errors import ConfigError, StoreError
 from duetime.local.ports import free_port
 from duetime.local.properties import HOST
-from duetime.message import WAITING_HEADERS, MessageId
+from duetime.message import MessageId
 from duetime.stores.opening import check_store, open_store
 from duetime.stores.redis.keys import shard_keys, shard_of
 from duetime.stores.redis.shards import Shards
-from duetime.stores.rows import Record, Row, name_of, packed
+from duetime.stores.rows import name_of
 
 pytestmark = pytest.mark.system
 
-NOW_MS = 1_800_000_000_000
 SECOND, MINUTE = 1_000, 60_000
-
-
-def row(due_ms, unique="m", *, offset=0, value=b"v", is_cancel=False):
-    """A message as it is saved, or a cancel; `offset` is where it lay on its way."""
-    identity = str(MessageId(due_ms=due_ms, unique=unique))
-    values = (None if is_cancel else b"orders", None, b"1", b"%d" % due_ms, identity.encode())
-    record = Record(0, offset, NOW_MS, b"k", value, list(zip(WAITING_HEADERS, values, strict=True)))
-    return Row(name_of(identity, due_ms, is_cancel=is_cancel), identity, due_ms, packed(record))
 
 
 @pytest.fixture(scope="module")

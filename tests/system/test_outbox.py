@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.conftest import small_settings
-from tests.system.conftest import Inbox, Live, now_ms
+from tests.system.conftest import Inbox, Live, await_first_messages, now_ms
 
 from duetime.admin import create_topics
 from duetime.bench.crash import pipeline_process
@@ -15,7 +15,7 @@ from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
 from duetime.dead import DeadLetters, Selection
 from duetime.local.broker import LocalBroker
-from duetime.pipeline.queries import RESTART_S
+from duetime.pipeline.kafka import REST_S
 from duetime.tables import Cluster
 from duetime.topics import TopicNames
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 #: Nothing sent to this cluster waits so long, in ms, whatever becomes of the other one: as long as
 #: a query rests that has failed.
-PROMPT_MS = RESTART_S * 1_000
+PROMPT_MS = REST_S * 1_000
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +57,7 @@ def live(broker, far, tmp_path_factory):
 def running(live):
     """One pipeline for the tests that leave it alone."""
     with pipeline_process(live.settings):
-        topic = live.topic()
-        with Producer(live.settings) as client:
-            client.produce(topic, in_=timedelta(0))
-        live.inbox(topic).take(1)
+        await_first_messages(live)
         yield
 
 

@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 from redis import Redis
 from tests.conftest import FROM_OUTSIDE, local_redis
-from tests.system.conftest import PATIENCE_S, Live, fresh_settings
+from tests.system.conftest import PATIENCE_S, Live, await_first_messages, fresh_settings
 from tests.system.test_restart import complete, kill, running, schedule
 
 from duetime.admin import create_topics
@@ -62,19 +62,12 @@ def interrupted(live, environment, tmp_path_factory):  # noqa: ARG001 (what it s
     topic = live.topic()
     inbox = live.inbox(topic)
     with running(live, tmp_path_factory.mktemp("first")) as process:
-        await_delivery(live)
+        await_first_messages(live)
         ids = schedule(live, topic, 300, over_s=9)
         inbox.until(lambda: len(inbox.arrived) > 120, "those of the lanes, and the first windows")
         kill(process)
     forget_last_commit(Path(live.settings.checkpoint.removeprefix("file://")) / "saving")
     return topic, ids, inbox
-
-
-def await_delivery(live):
-    """Wait until the pipeline that has been started delivers."""
-    topic = live.topic()
-    schedule(live, topic, 1, over_s=0)
-    live.inbox(topic).take(1)
 
 
 def forget_last_commit(checkpoint):
@@ -88,7 +81,7 @@ def forget_last_commit(checkpoint):
 def pipeline(live, interrupted, tmp_path_factory):  # noqa: ARG001 (after that)
     with running(live, tmp_path_factory.mktemp("second")) as process:
         # Where Redis does not answer at the start, it does not start.
-        await_delivery(live)
+        await_first_messages(live)
         yield process
 
 

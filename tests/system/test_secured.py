@@ -14,7 +14,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from tests.conftest import small_settings
-from tests.system.conftest import Inbox, Live
+from tests.system.conftest import Inbox, Live, await_first_messages
 
 from duetime.admin import create_topics
 from duetime.bench.crash import pipeline_process
@@ -132,9 +132,7 @@ def test_where_we_may_not_read_back_one_warning_says_so_and_nothing_is_lost(
         step = timedelta(milliseconds=100)
         with pipeline_process(settings):
             # It has nothing to read back: the warning is of the next one.
-            delivered = live.topic()
-            client.produce(delivered, "x", in_=timedelta(0))
-            live.inbox(delivered).take(1)
+            await_first_messages(live)
             ids = {client.produce(unread, "x", in_=each * step) for each in range(300)}
             client.flush()
             inbox.until(lambda: len(inbox.arrived) > 20, "the first")

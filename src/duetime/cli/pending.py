@@ -1,8 +1,7 @@
 """pending: what waits, counted from offsets alone, or listed by reading it."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -73,11 +72,14 @@ def pending(  # noqa: PLR0913 (an option each)
     reader = open_reader(settings)
     try:
         if list_ or topic:
-            found = partial(reader.messages, now_ms, topic=topic, from_ms=from_ms, to_ms=to_ms)
+            shown = limit or LISTED
+            # For people, one more tells that there are more.
+            most = limit if as_json else shown + 1
+            found = reader.messages(now_ms, topic=topic, from_ms=from_ms, to_ms=to_ms, limit=most)
             if as_json:
-                _list_json(found(limit=limit))
+                _list_json(found)
             else:
-                _list(found, now_ms, limit or LISTED)
+                _list(list(found), now_ms, shown)
         else:
             slots = within(reader.pending(now_ms), from_ms, to_ms)
             _count(slots, now_ms, as_json=as_json)
@@ -130,9 +132,7 @@ def _list_json(messages: Iterable[Found]) -> None:
         typer.echo(json.dumps(_message_json(each)))
 
 
-def _list(messages: Callable[..., Iterable[Found]], now_ms: int, limit: int) -> None:
-    # One more tells that there are more.
-    found = list(messages(limit=limit + 1))
+def _list(found: Sequence[Found], now_ms: int, limit: int) -> None:
     if not found:
         typer.echo("nothing waits")
         return

@@ -43,7 +43,7 @@ class KafkaJava:
         self._java = find_java()
         # In the environment, because 46 paths would make every listing of processes unreadable.
         self._env = os.environ | {"CLASSPATH": os.pathsep.join(map(str, broker_jars()))}
-        self._archive = ClassArchive(self._java, draft=directory.path / "classes.jsa")
+        self._archive, self._draft = ClassArchive(self._java), directory.path / "classes.jsa"
         self._directory = directory
 
     def format(self, cluster_id: str) -> None:
@@ -69,7 +69,7 @@ class KafkaJava:
 
     def serve(self) -> GuardedProcess:
         """Start the broker; the caller ends it."""
-        options = (*BROKER_OPTIONS, *self._archive.options())
+        options = (*BROKER_OPTIONS, *self._archive.options(self._draft))
         return GuardedProcess.start(
             self._command(*options, "kafka.Kafka", "server.properties"),
             cwd=self._directory.path,
@@ -79,7 +79,7 @@ class KafkaJava:
 
     def ended_well(self) -> None:
         """Keep what the broker left for the start of the next."""
-        self._archive.keep()
+        self._archive.keep(self._draft)
 
     def _command(self, *arguments: str) -> list[str]:
         return [str(self._java), *COMMON_OPTIONS, *arguments]

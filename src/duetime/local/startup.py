@@ -21,15 +21,14 @@ QUIET = "-Xlog:cds=off,cds+dynamic=off"
 
 
 class ClassArchive:
-    """The archive of what `program` loads in `java`, and the `draft` that it may write of it.
+    """The archive of what `program` loads in `java`; who writes one writes a draft of it first.
 
     `fits` tells apart what a program loads at different times.
     """
 
-    def __init__(self, java: Path, draft: Path, program: str = "classes", fits: str = "") -> None:
+    def __init__(self, java: Path, program: str = "classes", fits: str = "") -> None:
         self._path = jars_dir() / f"{program}-{_digest(java_build(java) + fits)}.jsa"
         self._others = f"{program}-*.jsa"
-        self._draft = draft
 
     @property
     def exists(self) -> bool:
@@ -40,23 +39,23 @@ class ClassArchive:
         """Options of a Java that uses the archive, if there is one."""
         return [f"-XX:SharedArchiveFile={self._path}", QUIET] if self.exists else []
 
-    def options(self) -> list[str]:
+    def options(self, draft: Path) -> list[str]:
         """Options of a Java that uses the archive, or else writes the draft when it ends."""
         # A draft that is still here was not finished.
-        self._draft.unlink(missing_ok=True)
-        return self.read_options() or self.write_options()
+        draft.unlink(missing_ok=True)
+        return self.read_options() or self.write_options(draft)
 
-    def keep(self) -> None:
+    def keep(self, draft: Path) -> None:
         """Put a finished draft in place. Safe to repeat; does nothing where none was written."""
-        if self._draft.exists():
+        if draft.exists():
             incoming = self._path.with_suffix(f".{os.getpid()}")
-            shutil.move(self._draft, incoming)
+            shutil.move(draft, incoming)
             incoming.replace(self._path)
 
-    def write_options(self) -> list[str]:
+    def write_options(self, draft: Path) -> list[str]:
         """Options of a Java that writes the draft when it ends, where that can be kept."""
         writable = os.access(self._path.parent, os.W_OK)
-        return [f"-XX:ArchiveClassesAtExit={self._draft}", QUIET] if writable else []
+        return [f"-XX:ArchiveClassesAtExit={draft}", QUIET] if writable else []
 
     def remove_others(self) -> None:
         """Remove those of this program that fit no more."""
@@ -65,14 +64,14 @@ class ClassArchive:
                 each.unlink()
 
 
-def spark_archive(draft: Path = Path(os.devnull)) -> ClassArchive:
+def spark_archive() -> ClassArchive:
     """That of Spark, as this installation has it. Raises SetupError where there is no Java."""
     pyspark = find_spec("pyspark")
     place = Path(pyspark.origin or "").parent if pyspark else Path()
     # Java looks at these, too: another release, and one that is installed anew, has others.
     stats = sorted((jar.name, jar.stat()) for jar in place.glob("jars/*.jar"))
     fits = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
-    return ClassArchive(find_java(), draft, program=f"spark-{_digest(str(place))}", fits=fits)
+    return ClassArchive(find_java(), program=f"spark-{_digest(str(place))}", fits=fits)
 
 
 def _digest(text: str) -> str:

@@ -41,27 +41,33 @@ def end_jvm() -> None:
     Its Kafka producers ask for their topics every few seconds for as long as it lives, and brokers
     that create topics would bring back what was deleted.
     """
-    gateway = SparkContext._gateway  # noqa: SLF001 (as below)
-    if gateway is None or is_submitted():
-        return
-    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 (as below)
-    gateway.shutdown()
-    gateway.proc.kill()
-    gateway.proc.wait()
+    if process := _let_go():
+        process.kill()
+        process.wait()
 
 
 def end_well(within_s: float) -> None:
-    """Let the driver's JVM end by itself, and wait for that. Raises SetupError."""
+    """Let it end by itself, and wait for that. Raises SetupError."""
+    if process := _let_go():
+        # It ends with the program that started it, and takes this for that.
+        process.stdin.close()
+        try:
+            process.wait(within_s)
+        except TimeoutExpired as error:
+            process.kill()
+            raise SetupError(
+                f"Spark's JVM did not end within {within_s:.0f} s: try again"
+            ) from error
+
+
+def _let_go() -> Any:  # noqa: ANN401 (py4j's gateway has no type)
+    """The process of the JVM, which PySpark knows no more; None where we have started none."""
     gateway: Any = SparkContext._gateway  # noqa: SLF001 (as below)
+    if gateway is None or is_submitted():
+        return None
     SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 (as below)
     gateway.shutdown()
-    # It ends with the program that started it, and takes this for that.
-    gateway.proc.stdin.close()
-    try:
-        gateway.proc.wait(within_s)
-    except TimeoutExpired as error:
-        gateway.proc.kill()
-        raise SetupError(f"Spark's JVM did not end within {within_s:.0f} s: try again") from error
+    return gateway.proc
 
 
 def jvm(spark: SparkSession) -> Any:  # noqa: ANN401 (py4j's view of the JVM has no type)

@@ -16,6 +16,10 @@ from duetime.topics import OVERHEAD_BYTES
 #: this sends nothing of what its producer still held, and a failed window rests for so long.
 DELIVERY_TIMEOUT_S = 10.0
 
+#: How long whoever has failed or stepped down rests, in seconds: what its producer still holds may
+#: arrive for `delivery.timeout.ms`, and must be there to be read back.
+REST_S = DELIVERY_TIMEOUT_S + 1.0
+
 #: How long a fetch that finds nothing waits at the broker, in ms: in real time, and in a batch,
 #: which reads what is there. What is asked next on that connection waits as well.
 IDLE_WAIT_MS, BATCH_WAIT_MS = 100, 20

@@ -12,15 +12,11 @@ from pyspark.sql.streaming import StreamingQuery
 
 from duetime.errors import DuetimeError, words
 from duetime.metrics import QUERY_FAILURES
-from duetime.pipeline.kafka import DELIVERY_TIMEOUT_S
+from duetime.pipeline.kafka import REST_S
 
 log = logging.getLogger(__name__)
 
-#: A query that fails is started again after this long, in seconds: what it has handed to its
-#: producer may still arrive for `delivery.timeout.ms`, and must be there to be read back.
-RESTART_S = DELIVERY_TIMEOUT_S + 1.0
-
-#: Doubled for each further failure, up to this, in seconds.
+#: The rest of a query that fails is doubled for each further failure, up to this, in seconds.
 MOST_RESTART_S = 30.0
 
 #: How often those that run are looked at, while others are being started, in seconds.
@@ -146,7 +142,7 @@ class Queries:
 def _put_off(running: Running, failed: Exception) -> None:
     if time.monotonic() - running.begun_s > WELL_S:
         running.failures = 0
-    pause_s = min(RESTART_S * 2**running.failures, MOST_RESTART_S)
+    pause_s = min(REST_S * 2**running.failures, MOST_RESTART_S)
     running.restart_s = time.monotonic() + pause_s
     running.failures += 1
     QUERY_FAILURES.labels(running.name).inc()

@@ -49,6 +49,10 @@ class Look(Protocol):
         """Of what was appended to these destinations, and may be of others."""
         ...
 
+    def taken_in(self, topic: str, since_ms: int) -> DataFrame | None:
+        """What was sent to an intake topic, as Kafka's columns; None if that is nothing."""
+        ...
+
 
 class ReadBack:
     """Looks at all that there is since then. With `cluster`, the destinations are on that one."""
@@ -87,15 +91,19 @@ class ReadBack:
         self._tell_removed(new, ranges)
         return self._looked(self._there, ranges, topics, seen)
 
-    def taken_in(self, topic: str, since_ms: int) -> DataFrame | None:
-        """What was sent to an intake topic since, as Kafka's columns; None if that is nothing."""
+    def taken_in(self, topic: str, since_ms: int, seen: Seen | None = None) -> DataFrame | None:
+        """What was sent to an intake topic since, as Kafka's columns; None if that is nothing.
+
+        With `seen`, what is new.
+        """
+        seen = seen or Seen()
         offsets = self._here.offsets
-        places = offsets.readable_places(topic)
         # Up to a transaction that is open, because a read of committed records ends there.
-        ends = offsets.ends(places, committed_only=True)
-        ranges = _between(offsets.first_since(dict.fromkeys(places, since_ms)), ends)
+        ends = offsets.ends(offsets.readable_places(topic), committed_only=True)
+        ranges = self._appended(self._here, ends, since_ms, seen.ends)
         if not ranges:
             return None
+        seen.ends |= {_place(each): each.end for each in ranges}
         settings = self._here.settings
         return read_ranges(self._spark, settings, ranges, all_there=False, committed_only=True)
 
@@ -184,6 +192,7 @@ class Following:
         self._read_back = read_back
         self._own = Seen()
         self._theirs = Seen()
+        self._taken_in = Seen()
         self._since_ms: int | None = None
 
     def own(self, since_ms: int) -> DataFrame | None:
@@ -193,6 +202,10 @@ class Following:
     def destinations(self, topics: Sequence[str], since_ms: int) -> DataFrame | None:
         """The same; of the destinations of former calls, too."""
         return self._read_back.destinations(topics, self._first(since_ms), self._theirs)
+
+    def taken_in(self, topic: str, since_ms: int) -> DataFrame | None:
+        """What is new since the last call."""
+        return self._read_back.taken_in(topic, self._first(since_ms), self._taken_in)
 
     def _first(self, since_ms: int) -> int:
         self._since_ms = since_ms if self._since_ms is None else self._since_ms

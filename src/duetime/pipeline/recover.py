@@ -9,7 +9,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as W
 from pyspark.sql import functions as F
 
-from duetime.clock import SystemClock
 from duetime.columns import message_id, now_ms
 from duetime.config import Settings
 from duetime.pipeline.faults import Point, reach
@@ -17,13 +16,7 @@ from duetime.pipeline.intake import Intake, destination, intake_records
 from duetime.pipeline.kafka import handle_what_is_there, write_batch
 from duetime.pipeline.lanes import lane_records, looked_at_again
 from duetime.pipeline.refusals import asks_to_cancel
-from duetime.pipeline.written import (
-    SENDERS_CLOCK_MS,
-    Written,
-    identified,
-    scope,
-    scope_of_waiting,
-)
+from duetime.pipeline.written import Sieve, Written, identified, scope, scope_of_waiting
 from duetime.topics import TopicNames
 
 
@@ -31,7 +24,8 @@ def recover_intake(
     spark: SparkSession, settings: Settings, written: Written, intake: Intake
 ) -> None:
     """Take in what is there, without what was taken in before."""
-    following, cancels = written.following(), _Cancels(written, settings, intake)
+    following = written.following()
+    cancels: DataFrame | None = None
 
     def handle(batch: DataFrame, _number: int) -> None:
         # Read and understood once; what follows is several jobs over it.
@@ -44,12 +38,14 @@ def recover_intake(
         found = scope(asked, destination(), F.col("asked.cluster"))
         if found is None:
             return
+        nonlocal cancels
         # All that are there by now: a message may be in an earlier batch than its cancel.
-        cancelled = cancels.by_now(found.since_ms)
+        if new := _cancelled(following, settings, intake, found.since_ms):
+            cancels = (cancels.union(new) if cancels else new).localCheckpoint()
         left = following.without_taken_in(asked.transform(_first_of_its_id), found)
         # Reading back takes a while.
         left = left.withColumn("now", now_ms())
-        heard = _without(left, cancelled, settings) if cancelled else left
+        heard = _without(left, cancels, settings) if cancels else left
         write_batch(intake.routed(heard), settings, "recover")
         reach(Point.RECOVER_SENT)
 
@@ -79,32 +75,15 @@ def _first_of_its_id(asked: DataFrame) -> DataFrame:
     return asked.select("*", F.row_number().over(same).alias("nth")).where("nth = 1").drop("nth")
 
 
-class _Cancels:
+def _cancelled(sieve: Sieve, settings: Settings, intake: Intake, since_ms: int) -> DataFrame | None:
     """The ids that were cancelled in time: by now their cancels would be refused as too late."""
-
-    def __init__(self, written: Written, settings: Settings, intake: Intake) -> None:
-        self._written, self._intake = written, intake
-        self._topic, self._horizon_ms = TopicNames(settings).control, settings.horizon_ms
-        self._since_ms: int | None = None
-        self._ids: DataFrame | None = None
-
-    def by_now(self, since_ms: int) -> DataFrame | None:
-        """Of what was sent since the first call's instant; each call reads what may be new."""
-        begun_ms = SystemClock().now_ms()
-        sent = self._written.taken_in(self._topic, self._since_ms or since_ms)
-        # Senders may have set their timestamps.
-        self._since_ms = max(self._since_ms or since_ms, begun_ms - SENDERS_CLOCK_MS)
-        if sent is not None:
-            ids = self._in_time(sent)
-            both = self._ids.union(ids) if self._ids else ids
-            self._ids = both.distinct().localCheckpoint()
-        return self._ids
-
-    def _in_time(self, sent: DataFrame) -> DataFrame:
-        in_time = F.unix_millis("timestamp") + self._horizon_ms <= F.col("asked.due_ms")
-        identity = message_id(F.col("asked.due_ms"), F.col("asked.unique"))
-        asked = self._intake.understood(sent).where(asks_to_cancel() & in_time)
-        return asked.select(identity.alias("id"))
+    sent = sieve.taken_in(TopicNames(settings).control, since_ms)
+    if sent is None:
+        return None
+    in_time = F.unix_millis("timestamp") + settings.horizon_ms <= F.col("asked.due_ms")
+    identity = message_id(F.col("asked.due_ms"), F.col("asked.unique"))
+    asked = intake.understood(sent).where(asks_to_cancel() & in_time)
+    return asked.select(identity.alias("id")).distinct()
 
 
 def _without(left: DataFrame, cancels: DataFrame, settings: Settings) -> DataFrame:

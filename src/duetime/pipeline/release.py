@@ -16,7 +16,7 @@ from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.metrics import RESCUED
 from duetime.pipeline.faults import Point, reach
-from duetime.pipeline.kafka import DELIVERY_TIMEOUT_S
+from duetime.pipeline.kafka import REST_S
 from duetime.stores import ClaimT, Store
 from duetime.wheel import Slot, Wheel
 
@@ -30,9 +30,6 @@ BACKGROUND = 2
 
 #: How often is looked at the clock, in seconds: it may have been set.
 LOOK_S = 1.0
-
-#: How long what has failed is left alone, in seconds.
-REST_S = DELIVERY_TIMEOUT_S + 1.0
 
 Take = Callable[[Sequence[ClaimT]], None]
 
@@ -186,8 +183,6 @@ class Release(Generic[ClaimT]):
             self._store.settle(claims)
         except Exception:
             log.exception("turn failed; rescue repeats it: %s", claims)
-            # What it has handed to its producer may still arrive, and must be there to be read
-            # back.
             rest = threading.Timer(REST_S, self._store.give_up, [claims])
             rest.daemon = True
             rest.start()

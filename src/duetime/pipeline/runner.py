@@ -18,8 +18,8 @@ from duetime.pipeline.election import Election
 from duetime.pipeline.fence import Fence
 from duetime.pipeline.housekeeping import Tally
 from duetime.pipeline.jvm import ProducerMetrics, jvm
+from duetime.pipeline.kafka import REST_S
 from duetime.pipeline.leader import Leader, Means
-from duetime.pipeline.queries import RESTART_S
 from duetime.pipeline.session import spark_session
 from duetime.pipeline.turn import Turn
 from duetime.pipeline.warmup import WarmUp
@@ -250,6 +250,5 @@ class Pipeline:
         context.cancelAllJobs()
         leader.join()
         context.setLogLevel("ERROR")
-        # What this JVM's producers hold may arrive for as long, and must be there to be read back.
-        self._lead_s = time.monotonic() + RESTART_S
+        self._lead_s = time.monotonic() + REST_S
         log.info("standing by")

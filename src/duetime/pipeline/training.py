@@ -15,7 +15,7 @@ END_S = 180
 
 
 def train(archive: ClassArchive, directory: Path) -> None:
-    """Load what a pipeline loads, end, and keep the archive; `directory` is for a query to read."""
+    """Load what a pipeline loads, end, and keep the archive; `directory` is an empty one."""
     # Here and not above: where there is an archive, nothing of this is needed.
     from duetime.config import load_settings  # noqa: PLC0415
     from duetime.local.jars import pipeline_jars  # noqa: PLC0415
@@ -24,7 +24,8 @@ def train(archive: ClassArchive, directory: Path) -> None:
     from duetime.pipeline.lanes import looked_at_again  # noqa: PLC0415
     from duetime.pipeline.session import JAVA_OPTIONS, spark_session  # noqa: PLC0415
 
-    options = " ".join(archive.write_options())
+    draft = directory / "spark.jsa"
+    options = " ".join(archive.write_options(draft))
     settings = load_settings(spark_properties={JAVA_OPTIONS: options}, driver_memory="1g")
     spark = spark_session(settings, pipeline_jars())
     records = spark.createDataFrame([], RECORD)
@@ -38,7 +39,7 @@ def train(archive: ClassArchive, directory: Path) -> None:
     query.awaitTermination(END_S)
     spark.stop()
     end_well(END_S)
-    archive.keep()
+    archive.keep(draft)
     archive.remove_others()
 
 
@@ -53,9 +54,9 @@ def main() -> None:
     """Archive Spark's classes, unless that is done. Everything works without, only later."""
     try:
         with tempfile.TemporaryDirectory(prefix="duetime-training-") as directory:
-            archive = spark_archive(Path(directory, "spark.jsa"))
+            archive = spark_archive()
             # Where nothing can be kept there is nothing to do.
-            if archive.write_options() and not archive.exists:
+            if archive.write_options(Path(directory)) and not archive.exists:
                 print("preparing Spark for quicker starts (half a minute) ...", flush=True)
                 train(archive, Path(directory))
     except Exception as error:  # noqa: BLE001 (whatever it was, it is no reason to stop here)

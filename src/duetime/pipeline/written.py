@@ -69,6 +69,10 @@ class Sieve:
         """The same of records of intake topics, which may be anywhere by now."""
         return self._left(records, scope, F.lit(True))
 
+    def taken_in(self, topic: str, since_ms: int) -> DataFrame | None:
+        """What was sent to an intake topic since, as Kafka's columns; None if that is nothing."""
+        return self._look.taken_in(topic, since_ms - CLOCKS_MS)
+
     def _left(self, records: DataFrame, scope: Scope, is_behind: Column) -> DataFrame:
         destinations = scope.abroad.get(self._cluster, []) if self._cluster else scope.destinations
         written = self._ids(scope.since_ms - CLOCKS_MS, sorted(set(destinations)))
@@ -109,10 +113,6 @@ class Written(Sieve):
         What one batch wrote is found by the next.
         """
         return Sieve(self._settings, Following(self._read_back), self._cluster)
-
-    def taken_in(self, topic: str, since_ms: int) -> DataFrame | None:
-        """What was sent to an intake topic since, as Kafka's columns; None if that is nothing."""
-        return self._read_back.taken_in(topic, since_ms - CLOCKS_MS)
 
     def has_records(self, topics: Sequence[str]) -> bool:
         """Whether there is anything in these topics of ours."""
