@@ -41,6 +41,13 @@ class DelayedTopic:
             else:
                 return
 
+    def send_old(self, now_ms, count):
+        """So many that are due, and one that is not for long."""
+        for number in range(count):
+            self.send(now_ms - number % 7, str(number))
+        self.send(now_ms + 600_000, "far")
+        self.flush()
+
     def add_partition(self, count):
         """One more; returns once a producer knows of it."""
         self.admin.create_partitions([NewPartitions(self.name, count)])[self.name].result()

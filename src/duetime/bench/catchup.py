@@ -24,7 +24,7 @@ from duetime.config import Settings
 from duetime.pipeline.kafka import read_ranges, write_batch
 from duetime.pipeline.release import Release
 from duetime.pipeline.saving import Saver
-from duetime.pipeline.turn import Turn, readable
+from duetime.pipeline.turn import Turn
 from duetime.pipeline.written import Written
 from duetime.stores import OffsetRange, Store
 from duetime.stores.kafka import KafkaStore
@@ -124,7 +124,7 @@ def _fill(settings: Settings, plan: LoadPlan, then: Callable[[], None] = lambda:
 def _save(spark: SparkSession, settings: Settings, before: Mapping[Place, int]) -> None:
     say("saving ...")
     records = read_ranges(spark, settings, _since(settings, before))
-    Saver(settings).save(records.select("*", *readable()))
+    Saver(spark, settings).save(records)
 
 
 def _since(settings: Settings, before: Mapping[Place, int]) -> list[OffsetRange]:

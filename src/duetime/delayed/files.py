@@ -1,15 +1,18 @@
 """Closed segments as Parquet files: `<location>/<group>/<topic>-<its id>/<partition>/...`.
 
-On a disk, or in an object store that Arrow knows (s3://, gs://, hdfs://). A file is a copy of what
-the log says, and may be missing or damaged: its checksums tell, and the log is read instead.
+On a disk, or in an object store that Arrow knows (s3://, gs://, hdfs://), which is written to
+beside the reader: it answers in its own time, and one that is away takes 12 s to say so. A file is
+a copy of what the log says, and may be missing or damaged: its checksums tell, and the log is read
+instead.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -49,15 +52,17 @@ class SegmentFiles:
 
     def write(self, segment: Closed) -> None:
         """Write it down. What cannot be written is told, and stays in memory."""
+        # Its arrays are its reader's own.
         columns = {name: pa.array(segment.entries[name]) for name in SCHEMA.names}
+        self._do(partial(self._write, segment, pa.table(columns, schema=SCHEMA)))
+
+    def _write(self, segment: Closed, table: pa.Table) -> None:
         name = _name(segment)
         try:
             system, directory = self._place()
             path = f"{directory}/{name}"
             system.create_dir(directory, recursive=True)
-            pq.write_table(
-                pa.table(columns, schema=SCHEMA), path, filesystem=system, write_page_checksum=True
-            )
+            pq.write_table(table, path, filesystem=system, write_page_checksum=True)
         except DAMAGED as error:
             log.warning("segment stays in memory file=%s/%s error=%s", self._below, name, error)
             return
@@ -75,13 +80,13 @@ class SegmentFiles:
         for path in paths:
             segment = _opened(system, path)
             if segment is None or segment.end <= first:
-                self._remove(Path(path).name)
+                self._do(partial(self._remove, Path(path).name))
             else:
                 yield segment
 
     def remove(self, segment: Closed) -> None:
         """Remove its file. Safe to repeat."""
-        self._remove(_name(segment))
+        self._do(partial(self._remove, _name(segment)))
 
     def _remove(self, name: str) -> None:
         try:
@@ -91,6 +96,13 @@ class SegmentFiles:
             return
         except DAMAGED as error:
             log.warning("segment's file stays file=%s/%s error=%s", self._below, name, error)
+
+    def _do(self, step: Callable[[], None]) -> None:
+        """Now on a disk, else behind what is to be done before it."""
+        if _is_directory(self.location):
+            step()
+        else:
+            _beside().submit(step)
 
     def _place(self) -> tuple[fs.FileSystem, str]:
         system, root = _system(self.location)
@@ -112,6 +124,16 @@ def _system(location: str) -> tuple[fs.FileSystem, str]:
         system, root = fs.FileSystem.from_uri(location)
         return system, root
     return fs.LocalFileSystem(), str(Path(location).absolute())
+
+
+def _is_directory(location: str) -> bool:
+    return urlsplit(location).scheme in ("", "file")
+
+
+@cache
+def _beside() -> ThreadPoolExecutor:
+    """One thread of this process: what is written is not removed before."""
+    return ThreadPoolExecutor(1, "segments")
 
 
 def _opened(system: fs.FileSystem, path: str) -> Closed | None:

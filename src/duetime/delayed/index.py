@@ -145,8 +145,7 @@ class DeliverAfterIndex:
         closed = Closed.of(self._active)
         if self._files:
             self._files.write(closed)
-            if closed.first_ms > self._near_until_ms:
-                closed.put_away()
+            closed.put_away(self._near_until_ms)
         self._segments.append(closed)
         self._active = Active(closed.end)
 
@@ -237,6 +236,7 @@ class DeliverAfterIndex:
         # Not before all are found: a segment may be lost.
         for each in self._segments:
             each.passed(until_ms)
+            each.put_away(until_ms)
         self._near = in_order(self._near, *found)
         self._near_until_ms = until_ms
 

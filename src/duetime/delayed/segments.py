@@ -106,9 +106,9 @@ class Closed:
         """Memory that it takes now, in bytes."""
         return 0 if self._entries is None else self._entries.nbytes
 
-    def put_away(self) -> None:
-        """Give the memory back, if there is a file."""
-        if self.load is not None:
+    def put_away(self, until_ms: int) -> None:
+        """Give the memory back if all is due later than this, and there is a file by now."""
+        if self.first_ms > until_ms and self.load is not None:
             self._entries = None
 
     def between(self, after_ms: int, until_ms: int) -> Entries:

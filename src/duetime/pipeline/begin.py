@@ -91,7 +91,7 @@ class Begin:
 
     def _saving(self) -> StreamingQuery:
         waiting = on_their_way(self._spark, self._settings)
-        handle = saving(self._settings, self._written[None])
+        handle = saving(self._spark, self._settings, self._written[None])
         return start_micro_batches(waiting, handle, self._settings, SAVING, SAVING_EVERY)
 
     def _notices(self, handle: Callable[[DataFrame, int], None]) -> StreamingQuery:

@@ -1,7 +1,8 @@
 """The query's second half: what is not acknowledged is fetched, and delivered again (`again`)."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -16,6 +17,7 @@ from duetime.pipeline.again import PLACE, RECORD, Again
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.fetch import fetch
 from duetime.pipeline.kafka import write_batch
+from duetime.pipeline.planned import PlannedOnce, one_read
 from duetime.pipeline.waking import Waking
 from duetime.pipeline.written import Scope, Written
 from duetime.stores.places import Place
@@ -46,6 +48,11 @@ class Redelivery:
         self._waking = waking
         waking.expect(self._notes.next_ms())
         self._again = Again(settings)
+        # By whether all goes at once.
+        self._planned = {
+            at_once: PlannedOnce(spark, partial(self._sent, at_once=at_once))
+            for at_once in (False, True)
+        }
         self._markings: dict[str, Marking] = {}
         self._last: int | None = None
 
@@ -62,14 +69,29 @@ class Redelivery:
         if due := [row for row in rows if row.offset is not None]:
             # Spark would make several tasks of it, which wait for each other.
             asked = self._spark.createDataFrame(_table(due)).coalesce(1)
-            records = self._again.judged(self._fetched(asked, due))
-            left = self._without_sent(records, due) if is_again else records
-            sent = self._again.delivered(left, at_once=self._is_due(due))
+            records = one_read(self._spark, self._fetched(asked, due))
+            at_once = self._is_due(due)
+            if is_again:
+                sent = self._sent(
+                    records, at_once=at_once, sieve=lambda judged: self._without_sent(judged, due)
+                )
+            else:
+                sent = self._planned[at_once](records)
             write_batch(sent, self._settings, "redelivery")
             reach(Point.REDELIVERED)
             self._end(due)
         self._notes.note(rows)
         self._waking.expect(self._notes.next_ms())
+
+    def _sent(
+        self,
+        records: DataFrame,
+        *,
+        at_once: bool,
+        sieve: Callable[[DataFrame], DataFrame] = lambda judged: judged,
+    ) -> DataFrame:
+        """Rows for the sink, of what a sieve lets through."""
+        return self._again.delivered(sieve(self._again.judged(records)), at_once=at_once)
 
     def _is_due(self, due: Sequence[Row]) -> bool:
         """Whether all of it is delivered now, without a back-off."""

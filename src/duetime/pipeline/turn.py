@@ -9,6 +9,7 @@ A turn reads its partitions in one task. That makes duplicates, cancels and orde
 sorting rows side by side: no shuffle, which would cost more than everything else.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,7 +27,7 @@ from duetime.pipeline.planned import PlannedOnce
 from duetime.pipeline.routing import Routes
 from duetime.pipeline.rows import SinkRow, Waiting, choose, waiting_record
 from duetime.pipeline.written import Scope, Written
-from duetime.stores import Claim, OffsetRange
+from duetime.stores import Claim
 
 #: The order in which messages came: to the intake, and of those in one ms, to the slot.
 ARRIVAL = ("taken_ms", "offset")
@@ -35,8 +36,8 @@ ARRIVAL = ("taken_ms", "offset")
 class Turn:
     """Sends or routes on what some claims hold, of whatever store.
 
-    The columns are built once, and what reads Kafka is planned once: there is a turn every second,
-    and planning is most of what it costs.
+    The columns are built once, and what takes up nobody else's work is planned once: there is a
+    turn every second, and planning is most of what it costs.
     """
 
     def __init__(self, spark: SparkSession, settings: Settings, written: Written) -> None:
@@ -53,7 +54,8 @@ class Turn:
         self._paced = _paced()
         self._why = _obstacle(self._routes)
         self._to = _next_place(self._routes)
-        self._rows_of_kafka = PlannedOnce(spark, self.rows)
+        # By the kind of claims: a wheel may have to be emptied beside another store.
+        self._planned = defaultdict[type[Claim], PlannedOnce](lambda: PlannedOnce(spark, self.rows))
 
     def __call__(self, claims: Sequence[Claim]) -> None:
         """Empty these; returns when everything is acknowledged.
@@ -62,10 +64,8 @@ class Turn:
         """
         records = read_claims(self._spark, self._settings, claims)
         begun = [each.begun_ms for each in claims if each.begun_ms is not None]
-        if begun or not all(isinstance(each, OffsetRange) for each in claims):
-            rows = self.rows(records, min(begun, default=None))
-        else:
-            rows = self._rows_of_kafka(records)
+        planned = self._planned[type(claims[0])]
+        rows = self.rows(records, min(begun)) if begun else planned(records)
         write_batch(rows, self._settings, "turn")
 
     def rows(self, records: DataFrame, begun_ms: int | None = None) -> DataFrame:
