@@ -41,8 +41,12 @@ class Arrived:
         return self.by_name[DUE_ID].decode()
 
     @property
+    def due_ms(self):
+        return int(self.by_name[DUE_AT_MS])
+
+    @property
     def late_ms(self):
-        return self.appended_ms - int(self.by_name[DUE_AT_MS])
+        return self.appended_ms - self.due_ms
 
 
 class Inbox:
