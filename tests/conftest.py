@@ -47,6 +47,16 @@ FROM_OUTSIDE = {"spark_properties"}
 os.environ["DUETIME_SPARK_PROPERTIES"] = json.dumps({JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"})
 
 
+class SetClock:
+    """Stands still until it is set."""
+
+    def __init__(self, ms):
+        self.ms = ms
+
+    def now_ms(self):
+        return self.ms
+
+
 def eventually(holds, what="what was waited for", within_s=60.0):
     """Wait until it holds, and look often; gives what it gave. `what` may be made at the end."""
     until_s = time.monotonic() + within_s

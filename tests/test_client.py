@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from tests.conftest import SetClock
 
 from duetime.client import Producer
 from duetime.connection import librdkafka_properties
@@ -22,14 +23,6 @@ MURMUR2 = {
     "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
     "abc": 479470107,
 }
-
-
-class StoppedClock:
-    def __init__(self, now_ms):
-        self._now_ms = now_ms
-
-    def now_ms(self):
-        return self._now_ms
 
 
 @pytest.fixture
@@ -89,7 +82,7 @@ def test_a_message_arrives_as_the_contract_says(producer, settings):
 @pytest.mark.usefixtures("topics")
 def test_a_delay_counts_from_the_clients_clock_and_the_id_is_known_at_once(settings):
     now_ms = 1_800_000_000_000
-    with Producer(settings, clock=StoppedClock(now_ms)) as producer:
+    with Producer(settings, clock=SetClock(now_ms)) as producer:
         ids = [producer.produce("orders", in_=timedelta(seconds=10)) for _ in range(2)]
     assert len(set(ids)) == 2
     records = read_all(settings, f"{settings.namespace}.in", 2)
@@ -143,7 +136,7 @@ def test_a_cancel_arrives_as_the_contract_says(producer, settings):
 
 def test_a_cancel_that_cannot_come_in_time_is_refused():
     now_ms = 1_800_000_000_000
-    producer = Producer(clock=StoppedClock(now_ms), **NOWHERE)
+    producer = Producer(clock=SetClock(now_ms), **NOWHERE)
     # What is due in less than 4 s may be in a lane, or its window planned.
     for due_ms in (now_ms - 1, now_ms, now_ms + 3_999):
         with pytest.raises(TooLate):

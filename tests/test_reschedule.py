@@ -4,6 +4,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conftest import SetClock
 
 from duetime.connection import librdkafka_properties
 from duetime.errors import InvalidMessage, KafkaError, Reason, TooLate, UnknownMessage
@@ -13,14 +14,6 @@ from duetime.stores.reader import WheelReader
 
 SECOND = 1_000
 MINUTE = 60 * SECOND
-
-
-class StoppedClock:
-    def __init__(self, now_ms):
-        self._now_ms = now_ms
-
-    def now_ms(self):
-        return self._now_ms
 
 
 def committed(settings, name):
@@ -138,7 +131,7 @@ def test_a_message_about_to_be_released_is_too_late(wheel, settings, now_ms):
     for clock_ms in (now_ms + 16 * SECOND, now_ms + 20 * SECOND, now_ms + MINUTE):
         with pytest.raises(TooLate):
             reschedule(
-                str(old), in_=timedelta(minutes=5), settings=settings, clock=StoppedClock(clock_ms)
+                str(old), in_=timedelta(minutes=5), settings=settings, clock=SetClock(clock_ms)
             )
     assert committed(settings, "control") == []
 

@@ -73,8 +73,8 @@ class DelayedTopic:
         ours = {"bootstrap.servers": self.bootstrap, "group.id": f"{group}-{self.name}"}
         return ours | {name.replace("_", "."): value for name, value in others.items()}
 
-    def reader(self, group="g", **others):
-        consumer = DelayedConsumer(self.properties(group, **others))
+    def reader(self, group="g", clock=None, **others):
+        consumer = DelayedConsumer(self.properties(group, **others), clock=clock)
         consumer.subscribe([self.name])
         return consumer
 

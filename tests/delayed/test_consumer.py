@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from tests.conftest import eventually
+from tests.conftest import SetClock, eventually
 from tests.delayed.conftest import PATIENCE_S, DelayedTopic, read, values
 
 from duetime.delayed import DelayedConsumer
@@ -39,6 +39,28 @@ def test_records_without_the_header_or_with_nonsense_in_it_come_at_once(topic, n
         found = read(consumer, 3)
     assert values(found) == ["plain", "nonsense", "later"]
     assert (found[0].key(), found[0].headers()) == (b"k", [("a", b"b")])
+
+
+def test_what_came_in_while_a_reader_stood_still_keeps_its_place(topic, now_ms, monkeypatch):
+    clock = SetClock(now_ms - 1_000)
+    topic.send(now_ms - 200, "known")
+    topic.flush()
+    with topic.reader(clock=clock) as consumer:
+        eventually(lambda: consumer.poll(0) is None and consumer.metrics().index_entries)
+        read_logs = consumer._member.read
+
+        def read_and_stand_still(wait_s, append):
+            read_logs(wait_s, append)
+            topic.send(now_ms - 400, "new")
+            topic.flush()
+            clock.ms = now_ms
+            # Comes with the next look, however long the broker takes.
+            monkeypatch.setattr(
+                consumer._member, "read", lambda _, append: read_logs(PATIENCE_S, append)
+            )
+
+        monkeypatch.setattr(consumer._member, "read", read_and_stand_still)
+        assert values(read(consumer, 2)) == ["new", "known"]
 
 
 def test_a_late_record_is_returned_at_once(topic, now_ms):

@@ -6,6 +6,7 @@ from itertools import count
 
 import aerospike
 import pytest
+from tests.conftest import SetClock
 from tests.stores.aerospike_in_memory import InMemory
 from tests.stores.saved import NOW_MS, row
 
@@ -42,18 +43,9 @@ def settings(request, server):  # noqa: ARG001 (nobody connects before it is the
     return Settings(store=url, aerospike_notices=request.param)
 
 
-class SetClock:
-    """Stands still until it is set."""
-
-    ms = NOW_MS
-
-    def now_ms(self):
-        return self.ms
-
-
 @pytest.fixture
 def clock():
-    return SetClock()
+    return SetClock(NOW_MS)
 
 
 @pytest.fixture

@@ -71,6 +71,8 @@ class DelayedConsumer:
         self._is_whole = True
         self._ready: deque[tuple[DelayedPartition, Due]] = deque()
         self._commit_ms = self._clock.now_ms() + options.auto_commit_ms
+        #: As of when everything in the logs is known that had been fetched by then.
+        self._known_ms = 0
         self._member = Member(options.librdkafka)
 
     def subscribe(
@@ -116,11 +118,10 @@ class DelayedConsumer:
         begun_ms = self._clock.now_ms()
         until_ms = None if timeout < 0 else begun_ms + int(timeout * 1_000)
         while not self._ready:
-            self._read(0)
-            now_ms = self._clock.now_ms()
-            self._take(now_ms)
+            self._look()
             if self._ready:
                 break
+            now_ms = self._clock.now_ms()
             if until_ms is not None and now_ms >= until_ms:
                 return None
             self._read(self._wait_s(now_ms, until_ms))
@@ -221,13 +222,22 @@ class DelayedConsumer:
         """Whether there is another of those that are known."""
         if not self._ready:
             with suppress(KafkaError):
-                self._take(self._clock.now_ms())
+                self._take()
         return bool(self._ready)
 
-    def _take(self, now_ms: int) -> None:
+    def _look(self) -> None:
+        """Take what is due now, once the logs are read as they are now.
+
+        What came in while this process stood still may be due before what it knew already.
+        """
+        self._known_ms = self._clock.now_ms()
+        self._read(0)
+        self._take()
+
+    def _take(self) -> None:
         for partition in self._partitions.values():
-            if partition.next_ms() <= now_ms:
-                for due in partition.take(now_ms, AT_ONCE):
+            if partition.next_ms() <= self._known_ms:
+                for due in partition.take(self._known_ms, AT_ONCE):
                     self._ready.append((partition, due))
 
     def _wait_s(self, now_ms: int, until_ms: int | None) -> float:

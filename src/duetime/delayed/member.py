@@ -15,8 +15,8 @@ from duetime.errors import KafkaError
 #: Called with partitions that come or go.
 OnPartitions = Callable[[list[TopicPartition]], None]
 
-#: How many records are read from the client at a time.
-BATCH = 1_000
+#: How many records are read from the client at a time: all that it has, unless that is a backlog.
+BATCH = 10_000
 
 #: How long the broker may take to answer, in seconds.
 TIMEOUT_S = 20.0
