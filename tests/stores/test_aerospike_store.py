@@ -17,6 +17,7 @@ from duetime.pipeline.notices import notices
 from duetime.stores.aerospike import AerospikeStore
 from duetime.stores.aerospike.cache import MessageCache
 from duetime.stores.aerospike.leases import LEASE_MS
+from duetime.wheel import Slot
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 
@@ -228,3 +229,27 @@ def test_what_is_saved_again_stays_as_it_is_and_another_of_that_id_waits_beside_
     assert sum(each.count for each in store.pending(NOW_MS)) == 1
     cache.keep(row(NOW_MS, offset=1))
     assert sum(each.count for each in store.pending(NOW_MS)) == 2
+
+
+def test_of_more_than_a_claim_takes_each_message_is_with_its_cancel(cache, settings):
+    few = AerospikeStore(settings.model_copy(update={"job_messages": 10}))
+    messages = [row(NOW_MS, f"m{each}") for each in range(20)]
+    cancels = [row(NOW_MS, f"m{each}", offset=1, is_cancel=True) for each in range(20)]
+    cache.keep(*messages, *cancels)
+    taken = names_of(few.overdue(NOW_MS + 1))
+    few.close()
+    assert 10 <= len(taken) <= 20
+    assert {name.removeprefix("!") for name in taken} & set(taken) == {
+        name for name in taken if f"!{name}" in taken
+    }
+
+
+@pytest.mark.parametrize("settings", [False], indirect=True)
+def test_what_was_saved_late_for_its_window_goes_with_a_later_one(store, cache, settings):
+    slot = settings.wheel.place(NOW_MS, NOW_MS)
+    cache.keep(row(NOW_MS, "in time"))
+    first = store.due(slot)
+    cache.keep(row(NOW_MS, "late"), row(NOW_MS + SECOND, "next"))
+    assert names_of(store.due(Slot(0, slot.number + 1))) == [row(NOW_MS + SECOND, "next").name]
+    store.settle(first)
+    assert names_of(store.due(Slot(0, slot.number + 2))) == [row(NOW_MS, "late").name]

@@ -12,6 +12,7 @@ from duetime.local.properties import HOST
 from duetime.message import MessageId
 from duetime.stores.opening import check_store, open_store
 from duetime.stores.redis.keys import shard_keys, shard_of
+from duetime.stores.redis.reader import RedisReader
 from duetime.stores.redis.shards import Shards
 from duetime.stores.rows import name_of
 
@@ -326,3 +327,17 @@ def test_a_store_that_does_not_exist_is_refused_without_repeating_it(store):
     with pytest.raises(ConfigError, match="setting store: must be kafka, redis://") as refused:
         load_settings(store=store)
     assert "postgres" not in str(refused.value)
+
+
+def test_a_listing_passes_over_nothing_when_others_claim_meanwhile(settings, shards, opened):
+    rows = [row(NOW_MS + each // 3 * MINUTE, f"m{each}") for each in range(3_000)]
+    shards.save(rows)
+    reader, store = RedisReader(settings), opened()
+    found = reader.messages(NOW_MS)
+    first = [str(next(found).id) for _ in range(10)]
+    # What is claimed leaves the sets that are being read, in front of where the reading is.
+    claims = store.overdue(rows[900].due_ms)
+    assert sum(each.count for each in claims) == 900
+    listed = first + [str(each.id) for each in found]
+    assert len(listed) == len(set(listed))
+    assert set(listed) >= {each.id for each in rows[900:]}

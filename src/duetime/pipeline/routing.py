@@ -79,10 +79,19 @@ class Routes:
         return _own(F.lit(self._names.lanes), number, message)
 
     def store(self, message: Waiting, now: Column) -> SinkRow:
-        """To where messages wait: a slot of the wheel, or what is to be saved in another store."""
+        """To where messages wait: a slot of the wheel, or what is to be saved in another store.
+
+        What another store does not take (a redelivery, what waited in the wheel before) waits in
+        the wheel, which turns beside it.
+        """
         if self._settings.store_kind == "kafka":
             return self.wheel(message, now)
-        return _own(F.lit(self._names.store), F.lit(None), message)
+        saved = _own(F.lit(self._names.store), F.lit(None), message)
+        if self._settings.largest_bytes == self._settings.max_message_bytes:
+            return saved
+        size = record_bytes(message.key, message.value, message.headers)
+        fits = size <= self._settings.largest_bytes + OVERHEAD_BYTES
+        return choose((fits, saved), otherwise=self.wheel(message, now))
 
     def wheel(self, message: Waiting, now: Column) -> SinkRow:
         """To its slot. What no level reaches (the clock went back) waits in the last level."""

@@ -45,8 +45,9 @@ class AerospikeStore:
         self._held = Held[str, CachedClaim](self._extend, lease_ms=LEASE_MS)
 
     def due(self, slot: Slot) -> Sequence[CachedClaim]:
-        """Claim what waits in the slot now. What comes in later is rescued."""
-        return self._claim(self._wheel.start_ms(slot), self._wheel.end_ms(slot))
+        """Claim what waits in the slot now, and what came late for earlier ones."""
+        start_ms, end_ms = self._wheel.start_ms(slot), self._wheel.end_ms(slot)
+        return [*self._claim(start_ms, end_ms), *self._claim(0, start_ms)]
 
     def overdue(self, now_ms: int) -> Sequence[CachedClaim]:
         """Claim what others have left, and all that is past due; of very much, the rest later."""
@@ -127,6 +128,10 @@ class AerospikeStore:
 
     def _read(self, name: str, span: Span) -> CachedClaim:
         found = self._cache.due(span.start_ms, span.end_ms, self._most)
+        if len(found) * 2 >= self._most:
+            # Any of very much: a message stays with its cancel.
+            both = dict.fromkeys(name for each in found for name in with_cancel(each.name))
+            found = self._cache.waiting(list(both))
         busy = self._busy()
         names = tuple(each.name for each in found if each.name not in busy)
         return CachedClaim(span=name, names=names, begun_ms=span.begun_ms)

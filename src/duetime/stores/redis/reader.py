@@ -96,8 +96,8 @@ class RedisReader:
         return min((int(first[0][1]) for first in firsts if first), default=now_ms)
 
     def _stream(self, source: Source, first_ms: int, last_ms: int) -> Iterator[tuple[float, Found]]:
-        start = 0
-        while page := self._page(source.set_name, first_ms, last_ms, start):
+        passed = set[bytes]()
+        while page := self._page(source.set_name, first_ms, last_ms, passed):
             names = [name.decode() for name, _ in page]
             cancels = [CANCEL_MARK + name for name in names]
             packed = self._shards.packed(source.keys, names + cancels)
@@ -106,12 +106,23 @@ class RedisReader:
                 found = unpacked(message).found() if message and cancel is None else None
                 if found:
                     yield due_ms, found
-            start += len(names)
+            # By time and not by rank: what is claimed meanwhile leaves the set in front.
+            if page[-1][1] > first_ms:
+                first_ms, passed = int(page[-1][1]), set()
+            passed |= {name for name, due_ms in page if due_ms == first_ms}
 
     def _page(
-        self, set_name: str, first_ms: int, last_ms: int, start: int
+        self, set_name: str, first_ms: int, last_ms: int, passed: set[bytes]
     ) -> list[tuple[bytes, float]]:
+        """The next names from then on, by due time; of the first ms, some are `passed`."""
         found = client(self._settings).zrange(
-            set_name, first_ms, last_ms, byscore=True, offset=start, num=PAGE, withscores=True
+            set_name,
+            first_ms,
+            last_ms,
+            byscore=True,
+            offset=0,
+            num=PAGE + len(passed),
+            withscores=True,
         )
-        return cast("list[tuple[bytes, float]]", found)
+        page = cast("list[tuple[bytes, float]]", found)
+        return [each for each in page if each[0] not in passed]
