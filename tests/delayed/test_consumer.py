@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import NewTopic
 from tests.conftest import SetClock, eventually
 from tests.delayed.conftest import PATIENCE_S, DelayedTopic, read, values
 
-from duetime.delayed import DelayedConsumer
+from duetime.delayed import DelayedConsumer, putting_off
+from duetime.delayed.consumer import SERVE_S
 from duetime.errors import ConfigError, KafkaError
 from duetime.message import DELIVER_AFTER_MS
 from duetime.metrics import DELAYED_REMOVED
@@ -157,6 +159,66 @@ def test_of_a_transaction_what_is_committed_comes_and_what_is_aborted_does_not(t
     with topic.reader(delayed_kept_bytes=1) as consumer:
         assert values(read(consumer, 3)) == ["beside no", "beside yes", "yes"]
         assert consumer.metrics().removed == 0
+
+
+def test_what_was_not_waited_for_is_committed_once_it_is_known_to_be(topic, now_ms, monkeypatch):
+    for number in range(2):
+        topic.send(now_ms, str(number))
+    topic.flush()
+    manual = {"enable_auto_commit": False}
+    with topic.reader(**manual) as consumer:
+        read(consumer, 1)
+        whole = consumer._member.commit
+        # The broker has not heard of it, and nobody was told.
+        monkeypatch.setattr(consumer._member, "commit", lambda *_, **__: None)
+        consumer.commit()
+        monkeypatch.setattr(consumer._member, "commit", whole)
+        consumer.commit(asynchronous=False)
+        assert next(iter(consumer._partitions.values())).to_commit() is None
+    with topic.reader(**manual) as consumer:
+        assert values(read(consumer, 1)) == ["1"]
+        consumer.commit()
+        eventually(lambda: consumer.poll(0) is None and is_known_to_be_committed(consumer))
+
+
+def is_known_to_be_committed(consumer):
+    (partition,) = consumer._partitions.values()
+    return partition.to_commit() is None
+
+
+def test_what_was_not_handled_comes_again(topic, now_ms):
+    for number in range(2):
+        topic.send(now_ms, str(number))
+    topic.flush()
+    with pytest.raises(ZeroDivisionError):
+        fail_at_the_first(topic)
+    with topic.reader() as consumer:
+        assert values(read(consumer, 1)) == ["0"]
+    with topic.reader() as consumer:
+        assert values(read(consumer, 1)) == ["1"]
+
+
+def fail_at_the_first(topic):
+    with topic.reader() as consumer:
+        read(consumer, 1)
+        raise ZeroDivisionError
+
+
+def test_a_group_is_served_while_there_is_much_to_return(topic, now_ms, monkeypatch):
+    for number in range(100):
+        topic.send(now_ms, str(number))
+    topic.flush()
+    with topic.reader() as consumer:
+        read(consumer, 1)
+        served = []
+        monkeypatch.setattr(consumer._member, "read", lambda *asked: served.append(asked))
+        read(consumer, 1)
+        # Its work on that took long.
+        consumer._served_s -= SERVE_S
+        assert served == []
+        read(consumer, 2)
+        assert len(served) == 1
+        monkeypatch.undo()
 
 
 def test_two_consumers_share_the_partitions_and_hand_them_over(two_partitions, now_ms):
@@ -335,12 +397,34 @@ def is_committed(consumer):
     return True
 
 
-def test_what_could_not_be_put_off_is_put_off_by_the_next_commit(broker, now_ms):
+@pytest.fixture
+def narrow(broker, now_ms):
+    """A topic that takes a record, and not with what a retry has of its own."""
     topic = DelayedTopic(broker.bootstrap, **{"max.message.bytes": "1000"})
-    retry = {"delayed_backoff_ms": 50, "enable_auto_commit": False}
-    # With what a retry has of its own it is too large.
     topic.send(now_ms, "x" * 880)
     topic.flush()
+    return topic
+
+
+def test_what_the_topic_does_not_take_again_is_a_dead_letter(narrow):
+    dead = f"{narrow.name}.dead"
+    narrow.admin.create_topics([NewTopic(dead, num_partitions=1)])[dead].result()
+    retry = {"delayed_dead_letter_topic": dead, "enable_auto_commit": False}
+    with narrow.reader(**retry) as consumer:
+        read(consumer, 1)[0].unack()
+        with pytest.raises(KafkaError, match="nothing is committed"):
+            consumer.commit(asynchronous=False)
+        consumer.commit(asynchronous=False)
+    place = TopicPartition(dead, 0)
+    with_letters = Consumer(narrow.properties("dead"))
+    eventually(lambda: with_letters.get_watermark_offsets(place, timeout=PATIENCE_S) == (0, 1))
+    with_letters.close()
+
+
+def test_what_could_not_be_put_off_is_put_off_by_the_next_commit(narrow, monkeypatch):
+    topic, retry = narrow, {"delayed_backoff_ms": 50, "enable_auto_commit": False}
+    # As if another try could change it; and here it does.
+    monkeypatch.setattr(putting_off, "REFUSED", ())
     with topic.reader(**retry) as consumer:
         (found,) = read(consumer, 1)
         found.unack()

@@ -1,5 +1,7 @@
 """Plans of Spark's source on a real broker; nothing of this needs Spark."""
 
+from itertools import pairwise
+
 import pytest
 
 from duetime.delayed.planning import Planner
@@ -40,6 +42,23 @@ def test_a_batch_is_the_same_when_another_process_plans_it_again(planners, topic
     assert told == [{0: list(range(99, 69, -1))}, {0: [100, *range(69, 40, -1)]}]
     again = planners()
     assert [offsets(again.between(*each)) for each in ((start, middle), (middle, end))] == told
+
+
+def test_a_batch_has_as_many_as_are_asked_for_whichever_partition_they_are_in(
+    planners, topic, now_ms
+):
+    topic.add_partition(2)
+    for number in range(10):
+        topic.send(now_ms, str(number), partition=1)
+    topic.send(now_ms, "0", partition=0)
+    topic.flush()
+    planner = planners()
+    positions = [planner.first()]
+    for most in (6, 1, 1, 10):
+        positions.append(planner.latest(positions[-1], most))
+    batches = [offsets(planner.between(*pair)) for pair in pairwise(positions)]
+    assert batches[0] == {0: [0], 1: [0, 1, 2, 3, 4]}
+    assert batches[1:] == [{1: [5]}, {1: [6]}, {1: [7, 8, 9]}]
 
 
 def test_a_partition_that_is_added_is_read_from_its_beginning(planners, topic, now_ms):

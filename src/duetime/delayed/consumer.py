@@ -10,6 +10,7 @@ readers without a group fetch what was not kept. What is committed is the offset
 that is not delivered, with the cursor as its metadata: other tools see a group like any other.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +39,13 @@ AT_ONCE = 200
 
 #: The longest wait in one go, in seconds.
 WAIT_S = 1.0
+
+#: How often the client is served while there are records to be returned, in seconds: who does not
+#: for `max.poll.interval.ms` is taken for dead, and loses its partitions.
+SERVE_S = 1.0
+
+#: How often the logs are read in one look, at most: with more than that, others wait too long.
+LOOKS = 100
 
 NO_NOTES: Mapping[Place, str] = MappingProxyType({})
 
@@ -70,9 +78,12 @@ class DelayedConsumer:
         self._partitions: dict[Place, DelayedPartition] = {}
         self._is_whole = True
         self._ready: deque[tuple[DelayedPartition, Due]] = deque()
+        self._commits = options.auto_commit
         self._commit_ms = self._clock.now_ms() + options.auto_commit_ms
         #: As of when everything in the logs is known that had been fetched by then.
         self._known_ms = 0
+        #: When the client was last served, by the monotonic clock.
+        self._served_s = 0.0
         self._member = Member(options.librdkafka)
 
     def subscribe(
@@ -90,7 +101,7 @@ class DelayedConsumer:
 
         def revoke(partitions: list[TopicPartition]) -> None:
             try:
-                if self._options.auto_commit:
+                if self._commits:
                     self.commit(asynchronous=False)
                 _call(on_revoke, self, partitions)
             finally:
@@ -103,7 +114,9 @@ class DelayedConsumer:
             finally:
                 self._unassign(partitions)
 
-        self._member.subscribe(topics, assign, revoke, lost)
+        self._member.subscribe(
+            topics, assign=assign, revoke=revoke, lost=lost, committed=self._committed
+        )
 
     def poll(self, timeout: float = -1) -> DelayedMessage | None:
         """The next record whose time has come, or None after so many seconds; -1 is for ever.
@@ -115,6 +128,8 @@ class DelayedConsumer:
                 "a partition could not be opened: close this consumer, and open another"
             )
         self._commit_now_and_then()
+        if self._ready and time.monotonic() - self._served_s > SERVE_S:
+            self._read(0)
         begun_ms = self._clock.now_ms()
         until_ms = None if timeout < 0 else begun_ms + int(timeout * 1_000)
         while not self._ready:
@@ -185,7 +200,7 @@ class DelayedConsumer:
     def close(self) -> None:
         """Commit, if that is automatic, and leave the group. Safe to repeat."""
         try:
-            if self._options.auto_commit:
+            if self._commits:
                 self.commit(asynchronous=False)
             self._putting_off.flush()
         finally:
@@ -196,7 +211,10 @@ class DelayedConsumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close; after an exception without a commit: the last record was perhaps not handled."""
+        if kind is not None and issubclass(kind, Exception):
+            self._commits = False
         self.close()
 
     def _commit(
@@ -207,8 +225,13 @@ class DelayedConsumer:
             for partition, at in positions.items()
         ]
         self._member.commit(offsets, asynchronous=asynchronous)
-        for partition, at in positions.items():
-            partition.committed(at)
+        if not asynchronous:
+            self._committed(offsets)
+
+    def _committed(self, offsets: Iterable[TopicPartition]) -> None:
+        for each in offsets:
+            if partition := self._partitions.get((each.topic, each.partition)):
+                partition.committed(Position.committed(each.offset, each.metadata or ""))
 
     def _next(self) -> DelayedMessage:
         partition, due = self._ready.popleft()
@@ -231,7 +254,9 @@ class DelayedConsumer:
         What came in while this process stood still may be due before what it knew already.
         """
         self._known_ms = self._clock.now_ms()
-        self._read(0)
+        for _ in range(LOOKS):
+            if not self._read(0):
+                break
         self._take()
 
     def _take(self) -> None:
@@ -248,9 +273,13 @@ class DelayedConsumer:
         # Half a ms more: the client cuts what it is given to whole ms.
         return (max(wait_ms, 0) + 0.5) / 1_000
 
-    def _read(self, wait_s: float) -> None:
-        """Tell the indexes what their logs have got. Rebalances happen in here."""
-        self._member.read(wait_s, self._append)
+    def _read(self, wait_s: float) -> bool:
+        """Tell the indexes what their logs have got, and whether there may be more at once.
+
+        Rebalances happen in here.
+        """
+        self._served_s = time.monotonic()
+        return self._member.read(wait_s, self._append)
 
     def _append(self, place: Place, records: list[Message]) -> None:
         if place in self._partitions:
@@ -282,7 +311,7 @@ class DelayedConsumer:
 
     def _commit_now_and_then(self) -> None:
         now_ms = self._clock.now_ms()
-        if self._options.auto_commit and now_ms >= self._commit_ms:
+        if self._commits and now_ms >= self._commit_ms:
             self._commit_ms = now_ms + self._options.auto_commit_ms
             self.commit()
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from threading import BoundedSemaphore
 from urllib.parse import quote, urlsplit
 
 import numpy as np
@@ -31,6 +32,11 @@ SCHEMA = pa.schema([(name, pa.int64()) for name in ENTRY.names or ()])
 
 #: What can be wrong with a file or its place.
 DAMAGED = (OSError, ValueError, KeyError, pa.ArrowException)
+
+#: How much may be left to be done in an object store. A process waits for that when it ends, and
+#: what is to be written takes memory.
+MOST_BESIDE = 16
+_ROOM = BoundedSemaphore(MOST_BESIDE)
 
 
 class SegmentLost(Exception):
@@ -101,8 +107,11 @@ class SegmentFiles:
         """Now on a disk, else behind what is to be done before it."""
         if _is_directory(self.location):
             step()
+        elif _ROOM.acquire(blocking=False):
+            _beside().submit(step).add_done_callback(lambda _: _ROOM.release())
         else:
-            _beside().submit(step)
+            # A segment stays in memory then, and a file is removed at the next start.
+            log.warning("object store is too slow, or away place=%s", self._below)
 
     def _place(self) -> tuple[fs.FileSystem, str]:
         system, root = _system(self.location)

@@ -9,7 +9,6 @@ import confluent_kafka
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import Message, TopicPartition
 
-from duetime.clock import SystemClock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.delayed.consumer import DelayedConsumer
@@ -75,19 +74,23 @@ class Forwarding:
         self._ends: dict[int, int] = {}
         #: What was found there already, by the offset in the delayed topic.
         self._found: dict[int, set[int]] = {}
-        #: Until when what was found is due.
-        self._begun_ms = 0
+        #: Until when what was found is due, epoch ms.
+        self._found_until_ms: dict[int, int] = {}
         self._broken: str | None = None
 
     def begin(self, consumer: DelayedConsumer, places: Sequence[TopicPartition]) -> None:
         """Read back what was sent after the last commit. Raises KafkaError."""
         # The commit below is of all partitions.
         self._arrived()
-        notes, self._begun_ms = consumer.notes(), SystemClock().now_ms()
+        notes = consumer.notes()
         for each in places:
             start, end = notes.get((each.topic, each.partition), ""), self._end(each.partition)
-            begin = int(start) if start.isdecimal() else end
-            self._found[each.partition] = self._sent_since((self._to, each.partition), begin, end)
+            # A destination that was created anew has less than there was.
+            begin = min(int(start), end) if start.isdecimal() else end
+            sent = self._sent_since((self._to, each.partition), begin, end)
+            self._found[each.partition] = set(sent)
+            # By another's clock, which may be ahead of ours.
+            self._found_until_ms[each.partition] = max(sent.values(), default=0)
             self._ends[each.partition] = begin
         # Before the first record is sent it must be known where to read back from.
         consumer.commit(asynchronous=False, notes=self._notes())
@@ -95,7 +98,7 @@ class Forwarding:
     def forward(self, message: DelayedMessage) -> None:
         """Send it to its destination, or say why not where that is told; not waited for."""
         record, found = message.due.record, self._found.get(message.partition(), set())
-        if (message.deliver_after_ms or 0) > self._begun_ms:
+        if (message.deliver_after_ms or 0) > self._found_until_ms.get(message.partition(), 0):
             # What was sent before is due before, and has been passed.
             found.clear()
         if message.offset() in found:
@@ -163,13 +166,14 @@ class Forwarding:
         found = self._producer.list_topics(timeout=FLUSH_S).topics.get(self._to)
         return found is not None and partition in found.partitions
 
-    def _sent_since(self, place: Place, start: int, end: int) -> set[int]:
-        """Offsets in the delayed topic of what is in this stretch of the destination."""
-        ours = re.compile(rf"[0-9a-f]{{12}}-@{re.escape(self._from)}\.{place[1]}\.([0-9]{{1,18}})")
+    def _sent_since(self, place: Place, start: int, end: int) -> dict[int, int]:
+        """When what is in this stretch of the destination was due, by its offset before."""
+        topic = re.escape(self._from)
+        ours = re.compile(rf"([0-9a-f]{{12}})-@{topic}\.{place[1]}\.([0-9]{{1,18}})")
         records = chain.from_iterable(self._reader.batches(place, start, end))
         names = (dict(headers_of(record)).get(DUE_ID) or b"" for record in records)
         found = (ours.fullmatch(name.decode(errors="replace")) for name in names)
-        return {int(each[1]) for each in found if each}
+        return {int(each[2]): int(each[1], 16) for each in found if each}
 
     def _refusal(self, record: Message) -> tuple[Reason, str] | None:
         text = dict(headers_of(record)).get(DELIVER_AFTER_MS)

@@ -126,12 +126,13 @@ class DeliverAfterIndex:
                 self.close()
 
     def adopt(self, segment: Closed) -> None:
-        """What the log has next, from a file."""
+        """What the log has next, from a file. Raises SegmentLost, and nothing is changed then."""
         if segment.start < self.end or self._active.count:
             raise ValueError("segments follow each other: close the active one first")
+        near = segment.between(-1, self._near_until_ms)
         self._segments.append(segment)
         self._active = Active(segment.end)
-        self._arrive(segment.between(-1, self._near_until_ms))
+        self._arrive(near)
         segment.passed(self._near_until_ms)
 
     def pass_over(self, end: int) -> None:

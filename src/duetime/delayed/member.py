@@ -4,15 +4,19 @@ It reads the ends of partitions that are given to it, each record once. Where th
 is committed, is said by who uses it.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError as BrokerError
 
 from duetime.delayed.log import Place
 from duetime.errors import KafkaError
 
-#: Called with partitions that come or go.
+log = logging.getLogger(__name__)
+
+#: Called with partitions that come or go, or were committed.
 OnPartitions = Callable[[list[TopicPartition]], None]
 
 #: How many records are read from the client at a time: all that it has, unless that is a backlog.
@@ -33,6 +37,8 @@ class Member:
         self._is_cooperative = "cooperative" in str(
             properties.get("partition.assignment.strategy", COOPERATIVE)
         )
+        self._raised: Exception | None = None
+        self._committed: OnPartitions = lambda _: None
         self._consumer = Consumer(
             {"partition.assignment.strategy": COOPERATIVE}
             | dict(properties)
@@ -40,37 +46,52 @@ class Member:
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "earliest",
+                "on_commit": self._answered,
             }
         )
 
     def subscribe(
-        self, topics: Sequence[str], assign: OnPartitions, revoke: OnPartitions, lost: OnPartitions
+        self,
+        topics: Sequence[str],
+        *,
+        assign: OnPartitions,
+        revoke: OnPartitions,
+        lost: OnPartitions,
+        committed: OnPartitions,
     ) -> None:
-        """Read these topics, sharing their partitions with the group. Called back while reading."""
+        """Read these topics, sharing their partitions with the group. Called back while reading.
+
+        `committed` is told what was, when that was not waited for.
+        """
+        self._committed = committed
         self._consumer.subscribe(
             list(topics),
-            on_assign=lambda _, partitions: assign(partitions),
-            on_revoke=lambda _, partitions: revoke(partitions),
-            on_lost=lambda _, partitions: lost(partitions),
+            on_assign=self._told(assign),
+            on_revoke=self._told(revoke),
+            on_lost=self._told(lost),
         )
 
-    def read(self, wait_s: float, append: Callable[[Place, list[Message]], None]) -> None:
-        """Give what the logs have got next, partition by partition. Rebalances happen in here."""
+    def read(self, wait_s: float, append: Callable[[Place, list[Message]], None]) -> bool:
+        """Give what the logs have got next, partition by partition. Rebalances happen in here.
+
+        Says whether there may be more at once.
+        """
         first = self._consumer.poll(wait_s)
-        if first is None:
-            return
+        found = [first, *self._consumer.consume(BATCH, 0)] if first is not None else []
         records: dict[Place, list[Message]] = {}
         failed = None
-        for record in (first, *self._consumer.consume(BATCH, 0)):
+        for record in found:
             if (error := record.error()) is not None:
                 failed = error
                 continue
             records.setdefault((record.topic() or "", record.partition() or 0), []).append(record)
-        for place, found in records.items():
-            append(place, found)
+        for place, those in records.items():
+            append(place, those)
         # What came with it comes no second time.
+        self._raise()
         if failed is not None:
             raise KafkaError(f"delayed topics cannot be read ({failed.str()}): is Kafka well?")
+        return len(found) > BATCH
 
     def committed(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """What the group has committed of these."""
@@ -106,6 +127,30 @@ class Member:
     def close(self) -> None:
         """Leave the group. Safe to repeat."""
         self._consumer.close()
+        self._raise()
+
+    def _told(self, callback: OnPartitions) -> Callable[[Consumer, list[TopicPartition]], None]:
+        # What it raises out of the client takes the records with it that were read already.
+        def tell(_: Consumer, partitions: list[TopicPartition]) -> None:
+            try:
+                callback(partitions)
+            except Exception as error:  # noqa: BLE001 (raised once they are safe)
+                self._raised = self._raised or error
+
+        return tell
+
+    def _raise(self) -> None:
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
+
+    def _answered(self, error: BrokerError | None, partitions: list[TopicPartition]) -> None:
+        failed = [each.error for each in partitions if each.error is not None]
+        if error is not None or failed:
+            why = (error or failed[0]).str()
+            log.warning("Kafka did not commit, and will be asked again error=%s", why)
+        else:
+            self._committed(partitions)
 
 
 def _check(answers: Iterable[TopicPartition]) -> None:

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,6 +17,10 @@ from duetime.delayed.log import LogReader, Place, entries
 from duetime.delayed.payloads import Payloads
 
 log = logging.getLogger(__name__)
+
+#: So many offsets without a record may be removed ones; fewer are marks of a transaction, or not
+#: worth the question.
+LARGE_GAP = 100
 
 #: Records that are upcoming, when some are read again: as many as there may be room for.
 UPCOMING = 1_000_000
@@ -75,6 +80,7 @@ class DelayedPartition:
     _unread: Batch | None = field(default=None, init=False)
     _cursor: Cursor = field(init=False)
     _committed: Position = field(init=False)
+    _note: str = field(default="", init=False)
     #: The first offset that the log still has, as far as is known.
     _first: int = field(default=0, init=False)
 
@@ -85,16 +91,19 @@ class DelayedPartition:
             log.warning("the topic is not what it was: read from its beginning end=%d", end)
             position = Position(first, Cursor.start(first))
         self._taken = self._unread = None
-        self._cursor, self._committed = position.cursor, position
+        self._cursor, self._committed, self._note = position.cursor, position, position.note
         self.index = DeliverAfterIndex(
             position.cursor, position.offset, files=self.files, limits=self.limits
         )
         for segment in self.files.segments(position.offset) if self.files else ():
-            # One that retention has cut is read from the log, like what follows.
-            if segment.start >= max(self.index.end, first):
+            # One that retention has cut is read from the log, like what follows; and one of a log
+            # that was longer, before it lost its end.
+            if segment.start >= max(self.index.end, first) and segment.end <= end:
                 self._read(first, segment.start, now_ms)
                 self.index.close()
-                self.index.adopt(segment)
+                # It was there a moment ago.
+                with suppress(SegmentLost):
+                    self.index.adopt(segment)
         self._read(first, end, now_ms)
 
     def missing(self, first: int, end: int) -> tuple[int, int]:
@@ -109,6 +118,8 @@ class DelayedPartition:
     def append(self, records: Sequence[Message], now_ms: int) -> None:
         """What the log has next. What is known already is passed over."""
         new = [each for each in records if (each.offset() or 0) >= self.index.end]
+        if new and (new[0].offset() or 0) - self.index.end >= LARGE_GAP:
+            self.missing(*self.reader.bounds(self.place))
         found = entries(new, self.group, self.longest_ms)
         self.index.append(found, now_ms)
         self.payloads.keep(found[~self._cursor.delivered(found)], new)
@@ -155,8 +166,8 @@ class DelayedPartition:
 
     @property
     def note(self) -> str:
-        """What was noted with the last commit."""
-        return self._committed.note
+        """What was noted last."""
+        return self._note
 
     def to_commit(self, due: Due | None = None, note: str | None = None) -> Position | None:
         """The position after this record, or after all that were returned; None of nothing new.
@@ -166,7 +177,8 @@ class DelayedPartition:
         position = self.position()
         if due is not None and due.cursor != self._cursor:
             position = Position(self._committed.offset, due.cursor)
-        position = replace(position, note=self.note if note is None else note)
+        self._note = self._note if note is None else note
+        position = replace(position, note=self._note)
         return None if position == self._committed else position
 
     def committed(self, position: Position) -> None:
@@ -183,11 +195,20 @@ class DelayedPartition:
             return self.index.take(now_ms, limit)
         except SegmentLost as lost:
             log.warning("segment is lost, and read from the log again file=%s", lost)
-            committed = self._committed
-            self.open(self.position(), now_ms)
-            # What was returned since is in nobody's commit yet.
-            self._committed = committed
+            self._open_again(now_ms)
             return self.index.take(now_ms, limit)
+
+    def _open_again(self, now_ms: int) -> None:
+        index, taken, committed, note = self.index, self._taken, self._committed, self._note
+        try:
+            self.open(self.position(), now_ms)
+        except BaseException:
+            # Half an index would take what is missing in it for delivered.
+            self.index, self._taken = index, taken
+            raise
+        finally:
+            # What was returned since is in nobody's commit yet.
+            self._committed, self._note = committed, note
 
     def _batches(self, start: int, end: int) -> Iterator[list[Message]]:
         return self.reader.batches(self.place, start, end)

@@ -9,7 +9,7 @@ from confluent_kafka import OFFSET_INVALID, TopicPartition
 
 from duetime.clock import SystemClock
 from duetime.delayed.cursor import Cursor
-from duetime.delayed.entries import NONE, Entries, in_order
+from duetime.delayed.entries import NONE, Entries, in_order, joined
 from duetime.delayed.log import Place, entries
 from duetime.delayed.opening import Opening
 from duetime.delayed.options import ConsumerOptions
@@ -47,6 +47,8 @@ class Planner:
         #: When and where everything ends, if it does.
         self._final: tuple[int, dict[Place, int]] | None = None
         self._places: list[Place] = []
+        #: Whose turn it is to be the first.
+        self._turn = 0
         self._looked_s = -LOOK_S
 
     def first(self) -> dict[Place, Position]:
@@ -59,10 +61,10 @@ class Planner:
         known = dict(start) | {
             place: self._beginning(place) for place in self._all_places() if place not in start
         }
-        share = None if most is None else max(1, most // len(known))
         opened = {place: self._partition(place, at, now_ms) for place, at in known.items()}
         self._read_on(opened, ends, now_ms)
-        return {place: self._plan(place, at, now_ms, share) for place, at in known.items()}
+        found = self._due(opened, now_ms, most)
+        return {place: self._plan(place, at, found[place]) for place, at in known.items()}
 
     def end_here(self) -> None:
         """From now on, what is due now and there now is all."""
@@ -102,10 +104,24 @@ class Planner:
         for place, records in reader.all_batches(missing):
             partitions[place].append(records, now_ms)
 
-    def _plan(self, place: Place, start: Position, now_ms: int, most: int | None) -> Position:
-        partition = self._partitions[place]
-        found = partition.take_entries(now_ms, most)
-        after = _after(start, partition)
+    def _due(
+        self, partitions: Mapping[Place, DelayedPartition], now_ms: int, most: int | None
+    ) -> dict[Place, Entries]:
+        """What is due in each, at most so many: as many of each, then what others leave over."""
+        if most is None:
+            return {place: each.take_entries(now_ms, None) for place, each in partitions.items()}
+        # In turn, because where there are more partitions than that, some get nothing.
+        self._turn = (self._turn + 1) % len(partitions)
+        order = [*partitions][self._turn :] + [*partitions][: self._turn]
+        found, left = dict.fromkeys(order, NONE), most
+        for share in (most // len(order), most):
+            for place in order:
+                more = partitions[place].take_entries(now_ms, min(share, left))
+                found[place], left = joined(found[place], more), left - more.size
+        return found
+
+    def _plan(self, place: Place, start: Position, found: Entries) -> Position:
+        after = _after(start, self._partitions[place])
         self._planned[place] = start, after, found
         return after
 

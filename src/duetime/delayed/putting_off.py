@@ -14,6 +14,19 @@ from duetime.outgoing import ANY_PARTITION, Header
 #: How long what was put off may take to arrive, in seconds.
 TIMEOUT_S = 30.0
 
+#: How long to wait for room in a full local queue before looking again, in seconds.
+FULL_QUEUE_S = 0.1
+
+#: The largest that librdkafka allows: what a topic takes is for the broker to say.
+MOST_BYTES = 1_000_000_000
+
+#: Answers that another try will not change.
+REFUSED = (
+    confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE,
+    confluent_kafka.KafkaError.INVALID_RECORD,
+    confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED,
+)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sending:
@@ -23,6 +36,8 @@ class Sending:
     headers: list[Header]
     topic: str
     partition: int = ANY_PARTITION
+    #: What is sent where the topic does not take this one.
+    instead: "Sending | None" = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,13 +63,14 @@ class PuttingOff:
         """Send it so that it comes again, or to the dead letters after its last attempt."""
         policy = self._options.policy
         tried = Tried.of(record).again(record, now_ms)
+        headers = dead_headers(record, tried, policy, now_ms)
+        dead = Sending(record, headers, self._options.dead_letters)
         if tried.attempts >= policy.attempts:
-            headers = dead_headers(record, tried, policy, now_ms)
-            self._send(Sending(record, headers, self._options.dead_letters))
+            self._send(dead)
             return
         at_ms = now_ms + policy.wait_ms(tried.attempts, retry_in)
         headers = retry_headers(record, tried, policy, at_ms)
-        self._send(Sending(record, headers, record.topic() or "", record.partition() or 0))
+        self._send(Sending(record, headers, record.topic() or "", record.partition() or 0, dead))
 
     def flush(self) -> None:
         """Wait until everything has arrived, after another try for what has not.
@@ -81,20 +97,34 @@ class PuttingOff:
     def _send(self, sending: Sending) -> None:
         if self._producer is None:
             self._producer = confluent_kafka.Producer(
-                self._options.shared() | {"acks": "all", "enable.idempotence": True}
+                self._options.shared()
+                | {"acks": "all", "enable.idempotence": True, "message.max.bytes": MOST_BYTES}
             )
+        while not self._queued(self._producer, sending):
+            self._producer.poll(FULL_QUEUE_S)
+        self._producer.poll(0)
 
+    def _queued(self, producer: confluent_kafka.Producer, sending: Sending) -> bool:
         def report(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
             if error is not None:
-                with self._lock:
-                    self._failed.append(Failed(error.str(), sending))
+                self._note(error, sending)
 
-        self._producer.produce(
-            sending.topic,
-            value=sending.record.value(),
-            key=sending.record.key(),
-            headers=list(sending.headers),
-            partition=sending.partition,
-            on_delivery=report,
-        )
-        self._producer.poll(0)
+        try:
+            producer.produce(
+                sending.topic,
+                value=sending.record.value(),
+                key=sending.record.key(),
+                headers=list(sending.headers),
+                partition=sending.partition,
+                on_delivery=report,
+            )
+        except BufferError:
+            return False
+        except confluent_kafka.KafkaException as error:
+            self._note(error.args[0], sending)
+        return True
+
+    def _note(self, error: confluent_kafka.KafkaError, sending: Sending) -> None:
+        again = sending.instead if error.code() in REFUSED else None
+        with self._lock:
+            self._failed.append(Failed(error.str(), again or sending))

@@ -106,15 +106,20 @@ class Visible:
         self._looked_s = committed_s = time.monotonic()
         while not self._closing.is_set():
             messages = consumer.consume(AT_ONCE, WAIT_S)
-            if time.monotonic() - self._looked_s > PAUSE_S:
-                raise Paused("stood still for so long that others may have taken over")
-            self._looked_s = time.monotonic()
+            self._look()
             for message in messages:
+                self._look()
                 forwarding.forward(message)
             forwarding.check()
             if self._looked_s - committed_s >= COMMIT_S:
                 committed_s = self._looked_s
                 forwarding.commit(consumer)
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s > PAUSE_S:
+            raise Paused("stood still for so long that others may have taken over")
+        self._looked_s = now_s
 
     def _properties(self) -> Mapping[str, object]:
         own: dict[str, str | int | float | bool] = {
