@@ -6,7 +6,7 @@
     ├── KafkaError          the cluster does not answer, or refuses
     ├── StoreError          the store (Redis) does not answer, or refuses
     ├── Paused              the leader stood still for so long that another leads
-    ├── UnknownMessage      nothing that waits has this id
+    ├── UnknownMessage      nothing that waits has this id, and no series this name
     ├── TooLate             the message is delivered, or about to be
     └── InvalidMessage      this message or time cannot be taken; `reason` says why
 
@@ -41,6 +41,8 @@ class Reason(StrEnum):
     TOO_LATE = "too-late"
     UNREADABLE = "unreadable"
     BAD_EXPIRY = "bad-expiry"
+    BAD_CRON = "bad-cron"
+    BAD_ZONE = "bad-zone"
 
     # Why a delayed topic does not take a record.
     NOT_DELAYED = "not-delayed"

@@ -23,6 +23,38 @@ DUE_OP = "due-op"
 DUE_EXPIRES_MS = "due-expires-ms"
 DUE_CALLBACK = "due-callback"
 
+# Headers of a message that comes again and again, a series.
+DUE_CRON = "due-cron"
+DUE_ZONE = "due-zone"
+DUE_UNTIL = "due-until"
+DUE_MISFIRE = "due-misfire"
+
+#: What a sender says of when it comes again.
+RECURRENCE = (DUE_CRON, DUE_ZONE, DUE_UNTIL, DUE_MISFIRE)
+
+# Headers of what is sent to the recurring topic.
+#: What a series is called: the unique part of its runs' ids.
+DUE_SERIES = "due-series"
+#: The id under which the series was taken in: of two with one name, the later one is meant.
+SERIES_SINCE = "due-series-since"
+#: The run that is to be sent on its way, epoch ms.
+SERIES_NEXT = "due-series-next"
+SERIES_TOPIC = "due-series-topic"
+SERIES_PARTITION = "due-series-partition"
+SERIES_CLUSTER = "due-series-cluster"
+
+#: What a message of a series carries with it, behind its time and id, always in this order.
+SERIES_HEADERS = (
+    DUE_OP,
+    DUE_SERIES,
+    SERIES_SINCE,
+    SERIES_NEXT,
+    SERIES_TOPIC,
+    SERIES_PARTITION,
+    SERIES_CLUSTER,
+    *RECURRENCE,
+)
+
 # Headers of a delayed topic's records.
 #: When a record is to be delivered, epoch ms.
 DELIVER_AFTER_MS = "deliver-after-ms"
@@ -44,8 +76,13 @@ DUE_STATE = "due-state"
 #: it is for, if that is another one.
 STATE = ("taken", "expires", "retry", "attempts", "failed", "cluster")
 
-#: The one operation of the control topic so far.
+#: What the control topic takes: of a message, and of a series.
 CANCEL = "cancel"
+PAUSE, RESUME, STOP = "pause", "resume", "stop"
+OF_SERIES = (PAUSE, RESUME, STOP)
+
+#: A series is asked for; and inside of duetime, its next run is to be sent on its way.
+DEFINE, NEXT = "define", "next"
 
 # Headers of a rejected record.
 DUE_ERROR = "due-error"
@@ -107,6 +144,9 @@ CLUSTER_PATTERN = rf"^[a-zA-Z0-9_-]{{1,40}}{END}"
 
 #: A sender's own id: safe in a URL, in a shell and in a log. `@` marks the ids that intake makes.
 UNIQUE_PATTERN = rf"^[A-Za-z0-9._:=~+-][A-Za-z0-9._:=~+@-]{{0,199}}{END}"
+
+#: What a series is called: shorter, because its runs' ids and more are made of it.
+SERIES_PATTERN = rf"^[A-Za-z0-9._:=~+@-]{{1,160}}{END}"
 
 #: Any full id.
 ID_PATTERN = rf"^[0-9a-f]{{12}}-[A-Za-z0-9._:=~+@-]{{1,200}}{END}"

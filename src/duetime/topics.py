@@ -109,6 +109,8 @@ class TopicNames:
         self.redriven = f"{self._prefix}.redriven"
         self.lanes = f"{self._prefix}.lanes"
         self.store = f"{self._prefix}.store"
+        self.recurring = f"{self._prefix}.recurring"
+        self.series = f"{self._prefix}.series"
         self.warmup = f"{self._prefix}.warmup"
         self.wake = f"{self._prefix}.wake"
         self.redelivery_group = f"{self._prefix}.redelivery"
@@ -158,6 +160,8 @@ def required_topics(settings: Settings) -> list[Topic]:
         _kept_topic(names.failed, settings, only_copy=True),
         _kept_topic(names.dead, settings),
         _kept_topic(names.redriven, settings),
+        _kept_topic(names.recurring, settings, only_copy=True),
+        _series_topic(names.series),
         _warmup_topic(names.warmup),
         # Nothing is written there: whoever is assigned its partition leads.
         Topic(name=names.leader, partitions=1, exact=True, settings={}),
@@ -266,6 +270,12 @@ def _kept_topic(name: str, settings: Settings, *, only_copy: bool = False) -> To
         required=KEEP if only_copy else {"cleanup.policy": "delete"},
         least_bytes=room,
     )
+
+
+def _series_topic(name: str) -> Topic:
+    """The present state of each series, by its name."""
+    latest = {"cleanup.policy": "compact"}
+    return Topic(name=name, partitions=1, exact=True, settings=latest, required=latest)
 
 
 def _warmup_topic(name: str) -> Topic:

@@ -12,10 +12,12 @@ from duetime.envelopes import (
     whole_number,
     without,
 )
+from duetime.envelopes.series import definition, is_series, refusals
 from duetime.errors import Reason
 from duetime.message import (
     ADDRESS,
     CLUSTER_PATTERN,
+    DEFINE,
     DUE_AT_MS,
     DUE_CLUSTER,
     DUE_EXPIRES_MS,
@@ -27,22 +29,27 @@ from duetime.message import (
 
 
 def native() -> Canonical:
-    """Headers `due-topic` and `due-at-ms` or `due-in-ms`; and optional ones.
+    """Headers `due-topic` and `due-at-ms`, `due-in-ms` or `due-cron`; and optional ones.
 
     Source: docs/contracts.md.
     """
-    headers = record_headers()
+    again = is_series()
+    headers = F.when(again, definition()).otherwise(without(record_headers(), ADDRESS))
     at_ms, in_ms = whole_number(named(DUE_AT_MS)), whole_number(named(DUE_IN_MS))
     return Canonical(
         topic=named(DUE_TOPIC),
         partition=named(DUE_PARTITION),
         cluster=named(DUE_CLUSTER),
         expires_ms=whole_number(named(DUE_EXPIRES_MS)),
-        due_ms=F.coalesce(at_ms, record_timestamp_ms() + in_ms),
+        # A series begins at once, unless it has a time.
+        due_ms=F.coalesce(
+            at_ms, record_timestamp_ms() + in_ms, F.when(again, record_timestamp_ms())
+        ),
         unique=named(DUE_ID),
         key=F.col("key"),
         value=F.col("value"),
-        headers=without(headers, ADDRESS),
+        headers=headers,
+        operation=F.when(again, DEFINE),
         refusals=(
             Refusal(
                 when=~named(DUE_CLUSTER).rlike(CLUSTER_PATTERN),
@@ -50,7 +57,7 @@ def native() -> Canonical:
                 detail="due-cluster is no cluster's name: use 1 to 40 of a-z A-Z 0-9 _ -",
             ),
             Refusal(
-                when=named(DUE_AT_MS).isNull() & named(DUE_IN_MS).isNull(),
+                when=named(DUE_AT_MS).isNull() & named(DUE_IN_MS).isNull() & ~again,
                 reason=Reason.NO_DUE_TIME,
                 detail="neither due-at-ms nor due-in-ms: add one of the two headers",
             ),
@@ -66,5 +73,6 @@ def native() -> Canonical:
                 reason=Reason.BAD_EXPIRY,
                 detail="due-expires-ms is no whole number: write it in epoch ms",
             ),
+            *refusals(),
         ),
     )

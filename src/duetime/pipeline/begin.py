@@ -19,6 +19,7 @@ from duetime.pipeline.lanes import lanes
 from duetime.pipeline.notices import NOTICES
 from duetime.pipeline.outbox import outbox, query_name, recover_outbox
 from duetime.pipeline.recover import recover_intake, recover_lanes
+from duetime.pipeline.recurring import RECURRING, Recurring
 from duetime.pipeline.saving import EVERY as SAVING_EVERY
 from duetime.pipeline.saving import SAVING, on_their_way, saving
 from duetime.pipeline.waking import Waking
@@ -54,7 +55,12 @@ class Begin:
 
         `notice` is what to do with notices, where the store gives any; `waking` is for queues.
         """
-        own = {"lanes": self._lanes, "intake": self._intake, "failures": self._failures}
+        own = {
+            "lanes": self._lanes,
+            "intake": self._intake,
+            "failures": self._failures,
+            RECURRING: self._recurring,
+        }
         if self._settings.store_kind != "kafka":
             own[SAVING] = self._saving
         if waking:
@@ -88,6 +94,11 @@ class Begin:
         failed = self._in_batches(self._names.failed)
         handle = failures(self._settings, self._destinations, self._written[None])
         return start_micro_batches(failed, handle, self._settings, "failures")
+
+    def _recurring(self) -> StreamingQuery:
+        said = self._in_batches(self._names.recurring)
+        handle = Recurring(self._spark, self._settings, self._destinations, self._written[None])
+        return start_micro_batches(said, handle, self._settings, RECURRING)
 
     def _saving(self) -> StreamingQuery:
         waiting = on_their_way(self._spark, self._settings)

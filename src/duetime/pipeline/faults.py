@@ -24,6 +24,8 @@ class Point(StrEnum):
     RECOVER_SENT = "recover.sent"
     #: What becomes of failed messages is acknowledged, and not committed.
     FAILURES_SENT = "failures.sent"
+    RECURRING_NOTED = "recurring.noted"
+    RECURRING_SENT = "recurring.sent"
     #: What is delivered again is acknowledged, and no end marker is written.
     REDELIVERED = "redelivered"
 

@@ -32,6 +32,7 @@ from duetime.envelopes.countdown import countdown
 from duetime.envelopes.native import native
 from duetime.envelopes.scheduler import scheduler
 from duetime.message import (
+    CANCEL,
     DUE_AT_MS,
     DUE_ID,
     DUE_PARTITION,
@@ -76,7 +77,8 @@ class Intake:
     def __init__(self, settings: Settings) -> None:
         known = envelopes(settings)
         by_topic = {topic: envelope for topic, (_, envelope) in known.items()}
-        message = _message({topic: name for topic, (name, _) in known.items()})
+        names = {topic: name for topic, (name, _) in known.items()}
+        message = _message(names, TopicNames(settings).recurring)
         refused = F.coalesce(F.col("asked.refusal"), first_refusal(refusals(settings)))
         self._read = header_map(record_headers()).alias("by_name"), value_text(by_topic)
         self._parsed = parsed(by_topic)
@@ -84,7 +86,7 @@ class Intake:
         self._refused = refused.alias("refused")
         self._identity = _identity(message)
         self._routes = Routes(settings)
-        topic = destination()
+        topic = destination(settings)
         self._known = self._routes.known(topic, message.cluster)
         self._looked_for = self._routes.looked_for(topic, message.cluster)
         self._why = _obstacle(message, settings)
@@ -113,9 +115,9 @@ class Intake:
         return self._routes.rows(known, self._why, self._to)
 
 
-def destination() -> Column:
+def destination(settings: Settings) -> Column:
     """Where a judged message is to go; null of one that is refused."""
-    return F.when(F.col("refused").isNull(), F.col("asked.topic"))
+    return F.when(F.col("refused").isNull(), _topic(TopicNames(settings).recurring))
 
 
 def _identity(message: Waiting) -> tuple[Column, Column]:
@@ -148,21 +150,35 @@ def _place(message: Waiting, settings: Settings) -> SinkRow:
     )
 
 
-def _message(short_names: Mapping[str, str]) -> Waiting:
-    asked = F.col("asked")
+def _topic(recurring: str) -> Column:
+    """Where it is to be delivered: what is said of a series, to where series are kept."""
+    return F.when(_is_of_series(), recurring).otherwise(F.col("asked.topic"))
+
+
+def _is_of_series() -> Column:
+    return F.coalesce(F.col("asked.operation") != CANCEL, F.lit(False))
+
+
+def of_message(name: str) -> Column:
+    """What the sender said of one message; null of a series, which has it with it."""
+    return F.when(~_is_of_series(), F.col("asked")[name])
+
+
+def _message(short_names: Mapping[str, str], recurring: str) -> Waiting:
+    asked, topic, partition = F.col("asked"), _topic(recurring), of_message("partition")
     unique = F.coalesce(asked["unique"], _made_unique(short_names))
     identity = message_id(asked["due_ms"], unique)
     values = {
-        DUE_TOPIC: asked["topic"],
-        DUE_PARTITION: asked["partition"],
-        DUE_STATE: _state(asked),
+        DUE_TOPIC: topic,
+        DUE_PARTITION: partition,
+        DUE_STATE: _state(),
         DUE_AT_MS: asked["due_ms"],
         DUE_ID: identity,
     }
     return Waiting(
-        topic=asked["topic"],
-        partition=asked["partition"],
-        cluster=asked["cluster"],
+        topic=topic,
+        partition=partition,
+        cluster=of_message("cluster"),
         due_ms=asked["due_ms"],
         taken_ms=record_timestamp_ms(),
         expires_ms=asked["expires_ms"],
@@ -173,11 +189,12 @@ def _message(short_names: Mapping[str, str]) -> Waiting:
     )
 
 
-def _state(asked: Column) -> Column:
-    state = {"taken": record_timestamp_ms(), "expires": asked["expires_ms"]}
-    abroad = state_text(**state, cluster=asked["cluster"])
+def _state() -> Column:
+    state = {"taken": record_timestamp_ms(), "expires": F.col("asked.expires_ms")}
+    cluster = of_message("cluster")
+    abroad = state_text(**state, cluster=cluster)
     # Most are for this cluster, and their state stays short.
-    return F.when(asked["cluster"].isNull(), state_text(**state)).otherwise(abroad)
+    return F.when(cluster.isNull(), state_text(**state)).otherwise(abroad)
 
 
 def _made_unique(short_names: Mapping[str, str]) -> Column:

@@ -23,6 +23,7 @@ from duetime.pipeline.notices import Noticing, notices
 from duetime.pipeline.outbox import OUTBOX, query_name
 from duetime.pipeline.probe import Prober
 from duetime.pipeline.queries import Queries
+from duetime.pipeline.recurring import RECURRING
 from duetime.pipeline.release import Release
 from duetime.pipeline.saving import SAVED_KEPT_MS, SAVING
 from duetime.pipeline.turn import Turn
@@ -37,8 +38,9 @@ from duetime.topics import visible
 #: The queries whose topics are ours alone: what is read and committed is of no more use.
 FREED = ("lanes", "failures")
 
-#: How long what was forwarded stays in an outbox, in ms: who recovers finds there that it is sent.
-OUTBOX_KEPT_MS = 3_600_000
+#: How long what was read stays where turns deliver it to, in ms: who recovers finds there that it
+#: is sent.
+DELIVERED_KEPT_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +185,8 @@ class Leader:
             note_batch(name, query)
         if name in FREED:
             free_read(self._wheel, query)
-        elif name.startswith(OUTBOX):
-            free_read(self._wheel, query, now_ms - OUTBOX_KEPT_MS)
+        elif name.startswith(OUTBOX) or name == RECURRING:
+            free_read(self._wheel, query, now_ms - DELIVERED_KEPT_MS)
         elif name == SAVING:
             free_read(self._wheel, query, now_ms - SAVED_KEPT_MS)
 

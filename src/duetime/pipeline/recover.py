@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from duetime.columns import message_id, now_ms
 from duetime.config import Settings
 from duetime.pipeline.faults import Point, reach
-from duetime.pipeline.intake import Intake, destination, intake_records
+from duetime.pipeline.intake import Intake, destination, intake_records, of_message
 from duetime.pipeline.kafka import handle_what_is_there, write_batch
 from duetime.pipeline.lanes import lane_records, looked_at_again
 from duetime.pipeline.refusals import asks_to_cancel
@@ -35,7 +35,7 @@ def recover_intake(
             .transform(intake.identified)
             .localCheckpoint()
         )
-        found = scope(asked, destination(), F.col("asked.cluster"))
+        found = scope(asked, destination(settings), of_message("cluster"))
         if found is None:
             return
         nonlocal cancels

@@ -8,7 +8,7 @@ from duetime.columns import record_bytes, wheel_level
 from duetime.config import Settings
 from duetime.envelopes import Refusal
 from duetime.errors import Reason
-from duetime.message import CANCEL, LATEST_MS, TOPIC_PATTERN, UNIQUE_PATTERN
+from duetime.message import CANCEL, DEFINE, LATEST_MS, TOPIC_PATTERN, UNIQUE_PATTERN
 from duetime.pipeline.rows import PARTITION_PATTERN
 from duetime.topics import TopicNames
 
@@ -29,7 +29,7 @@ def _of_place(settings: Settings) -> list[Refusal]:
     warming = topic == TopicNames(settings).warmup
     return [
         Refusal(
-            when=~asks_to_cancel() & topic.isNull(),
+            when=F.coalesce(F.col("asked.operation") == DEFINE, F.lit(True)) & topic.isNull(),
             reason=Reason.NO_TOPIC,
             detail="no destination topic is named",
         ),

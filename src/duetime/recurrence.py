@@ -1,0 +1,185 @@
+"""When a recurring message is due: cron's five fields in a time zone. Nothing here reads a clock.
+
+Days and hours are those of the zone's clocks, as in Debian's cron. Where the clocks are set
+forward, what falls into the hour that is missing comes at its end, once. Where they are set back,
+what is at a fixed time comes once, the first time it is that late; what comes every hour, or every
+few minutes, comes through both hours. Evaluated by cronsim.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import cache
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from duetime.errors import InvalidMessage, Reason
+from duetime.message import DUE_CRON, DUE_MISFIRE, DUE_UNTIL, DUE_ZONE, LATEST_MS
+
+#: What cron's own names stand for.
+ALIASES = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+
+FIELDS = 5
+
+#: How late a run may be and is not missed, in ms.
+GRACE_MS = 60_000
+
+#: So long before it is due a run is sent on its way, in ms: past the lanes, so that it waits in its
+#: window and is punctual.
+LEAD_MS = 10_000
+
+#: The most runs that are caught up with at a time.
+MOST = 1_000
+
+SECOND = timedelta(seconds=1)
+
+
+class Misfire(StrEnum):
+    """What becomes of runs that could not be sent in time, because no pipeline ran."""
+
+    SKIP = "skip"
+    #: One run for all of them, the latest.
+    ONCE = "once"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """An expression and a zone. Raises InvalidMessage (bad-cron, bad-zone)."""
+
+    expression: str
+    zone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        fields = _fields(self.expression)
+        if len(fields.split()) != FIELDS:
+            raise _bad_cron(self.expression)
+        try:
+            CronSim(fields, datetime.now(tz=_zone(self.zone)))
+        except CronSimError as error:
+            raise _bad_cron(self.expression) from error
+
+    def after(self, instant_ms: int) -> int | None:
+        """The first run later than an instant, both in epoch ms; None where there is none."""
+        try:
+            found = CronSim(_fields(self.expression), self._at(instant_ms))
+            # Of an hour that comes twice, the first is meant; and one run may stand for several.
+            return next(run_ms for run_ms in map(_epoch_ms, found) if run_ms > instant_ms)
+        except (StopIteration, OverflowError, ValueError):
+            return None
+
+    def latest(self, instant_ms: int) -> int | None:
+        """The last run that is not later than an instant, both in epoch ms."""
+        try:
+            begin = self._at(instant_ms) + SECOND
+            found = CronSim(_fields(self.expression), begin, reverse=True)
+            run_ms = next(run_ms for run_ms in map(_epoch_ms, found) if run_ms <= instant_ms)
+        except (StopIteration, OverflowError, ValueError):
+            return None
+        # Looking back, what was moved out of a missing hour is not seen.
+        while (later_ms := self.after(run_ms)) is not None and later_ms <= instant_ms:
+            run_ms = later_ms
+        return run_ms
+
+    def _at(self, instant_ms: int) -> datetime:
+        return datetime.fromtimestamp(instant_ms // 1_000, tz=_zone(self.zone))
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What is to be sent on its way, and when to look again; epoch ms."""
+
+    due_ms: list[int]
+    #: The next run; None where there is none.
+    next_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence:
+    """All that says when a message comes again."""
+
+    cron: Cron
+    #: No run is later than this, epoch ms.
+    until_ms: int = LATEST_MS
+    misfire: Misfire = Misfire.ONCE
+
+    @classmethod
+    def parse(cls, texts: Mapping[str, str | None]) -> "Recurrence":
+        """Of the headers of those names. Raises InvalidMessage (bad-cron, bad-zone)."""
+        cron = Cron(texts.get(DUE_CRON) or "", texts.get(DUE_ZONE) or "UTC")
+        until, misfire = texts.get(DUE_UNTIL), texts.get(DUE_MISFIRE) or Misfire.ONCE
+        if until is not None and not (until.isascii() and until.isdigit() and len(until) <= 18):
+            raise InvalidMessage(
+                Reason.BAD_CRON, f"{DUE_UNTIL} is no whole number: write it in epoch ms"
+            )
+        if misfire not in tuple(Misfire):
+            raise InvalidMessage(
+                Reason.BAD_CRON, f"{DUE_MISFIRE} is {misfire!r}: write skip, once or all"
+            )
+        until_ms = LATEST_MS if until is None else min(int(until), LATEST_MS)
+        return cls(cron=cron, until_ms=until_ms, misfire=Misfire(misfire))
+
+    def first(self, from_ms: int) -> int | None:
+        """The first run at an instant or later, epoch ms; None where there is none."""
+        return self._in_time(self.cron.after(from_ms - 1))
+
+    def runs(self, next_ms: int, now_ms: int) -> Runs:
+        """What is to be sent by now, from the next run on.
+
+        Where that was missed, the policy says what becomes of it, and of what follows it.
+        """
+        run_ms: int | None = next_ms
+        if next_ms < now_ms - GRACE_MS:
+            run_ms = self._after_missed(next_ms, now_ms)
+        due_ms = list[int]()
+        while run_ms is not None and run_ms <= now_ms + LEAD_MS and len(due_ms) < MOST:
+            due_ms.append(run_ms)
+            run_ms = self._in_time(self.cron.after(run_ms))
+        return Runs(due_ms, run_ms)
+
+    def _after_missed(self, next_ms: int, now_ms: int) -> int | None:
+        if self.misfire is Misfire.ALL:
+            return next_ms
+        if self.misfire is Misfire.SKIP:
+            return self.first(now_ms - GRACE_MS)
+        latest_ms = self.cron.latest(min(now_ms, self.until_ms))
+        return next_ms if latest_ms is None else max(next_ms, latest_ms)
+
+    def _in_time(self, run_ms: int | None) -> int | None:
+        return run_ms if run_ms is not None and run_ms <= self.until_ms else None
+
+
+def _fields(expression: str) -> str:
+    return ALIASES.get(expression.strip().lower(), expression)
+
+
+@cache
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise InvalidMessage(
+            Reason.BAD_ZONE, f"{name!r} is no time zone: use a name of IANA's, as Europe/Berlin"
+        ) from None
+
+
+def _bad_cron(expression: str) -> InvalidMessage:
+    return InvalidMessage(
+        Reason.BAD_CRON,
+        f"{expression!r} is no cron expression: use five fields (minute, hour, day of the month, "
+        f"month, day of the week), or {', '.join(ALIASES)}",
+    )
+
+
+def _epoch_ms(run: datetime) -> int:
+    return int(run.astimezone(UTC).timestamp()) * 1_000
