@@ -1,7 +1,7 @@
 """What Prometheus may ask a pipeline for, on `metrics_port`, and the HTTP API at /metrics.
 
 Counters begin at 0 with the process, as Prometheus expects. Labels are few and known: names of
-queries and of kinds of topics, never of topics or messages.
+queries, of kinds of topics and of configured queues, never of other topics or of messages.
 """
 
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
@@ -86,6 +86,31 @@ QUERY_FAILURES = Counter(
 DELAYED_REMOVED = Counter(
     "duetime_delayed_removed_records",
     "Records of delayed topics that retention removed before they were delivered.",
+)
+
+QUEUE_IN_FLIGHT = Gauge(
+    "duetime_queue_in_flight",
+    "Messages of a queue that somebody works on, by the tracker's last note.",
+    ["queue"],
+)
+
+QUEUE_OLDEST_SECONDS = Gauge(
+    "duetime_queue_oldest_seconds",
+    "For how long the oldest of those is worked on, in seconds; 0 where there is none.",
+    ["queue"],
+)
+
+QUEUE_REDELIVERED = Counter(
+    "duetime_queue_redelivered", "Messages of a queue that were delivered again.", ["queue"]
+)
+
+QUEUE_DEAD = Counter("duetime_queue_dead", "Messages of a queue that were given up.", ["queue"])
+
+QUEUE_BREAKER = Gauge(
+    "duetime_queue_breaker",
+    "How many of a worker process's readers of a queue have their circuit breaker in this state: "
+    "closed, open, half-open.",
+    ["queue", "state"],
 )
 
 API_SECONDS = Histogram(

@@ -1,13 +1,16 @@
 """Where all work fails, less is read, then nothing, then one message as a test."""
 
+import time
 from datetime import timedelta
+
+from prometheus_client import REGISTRY
 
 from duetime.kmq.breaker import Breaker, BreakerPolicy
 
 
-def breaker(pause_s=3_600, failures=5):
+def breaker(pause_s=3_600, failures=5, topic="jobs"):
     """Which has seen as many failures as it takes, unless the pause is asked for."""
-    return Breaker(BreakerPolicy(failures=failures, pause=timedelta(seconds=pause_s)), "jobs")
+    return Breaker(BreakerPolicy(failures=failures, pause=timedelta(seconds=pause_s)), topic)
 
 
 def fail(circuit, times):
@@ -53,3 +56,32 @@ def test_where_there_is_no_message_to_test_with_the_next_one_is_the_test():
 def test_its_changes_are_in_the_log(caplog):
     fail(breaker(), 5)
     assert caplog.messages == ["circuit breaker topic=jobs state=open"]
+
+
+def told(topic):
+    """How many breakers of a topic are in which state, as Prometheus has it."""
+    states = ("closed", "open", "half-open")
+    labels = [{"queue": topic, "state": state} for state in states]
+    return [REGISTRY.get_sample_value("duetime_queue_breaker", each) for each in labels]
+
+
+def test_its_state_is_a_metric_as_long_as_it_is_in_use():
+    circuit = breaker(topic="told")
+    other = fail(breaker(topic="told"), 5)
+    assert told("told") == [1, 1, 0]
+    for each in (circuit, other, other):
+        each.close()
+    # What was being worked on is acknowledged afterwards.
+    circuit.worked()
+    assert told("told") == [0, 0, 0]
+
+
+def test_the_end_of_a_pause_is_told_at_the_next_look(caplog, monkeypatch):
+    circuit = fail(breaker(topic="paused", pause_s=100), 5)
+    assert told("paused") == [0, 1, 0]
+    opened_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: opened_s + 101)
+    circuit.room(100)
+    monkeypatch.undo()
+    assert told("paused") == [0, 0, 1]
+    assert caplog.messages[-1] == "circuit breaker topic=paused state=half-open"

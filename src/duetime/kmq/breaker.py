@@ -15,6 +15,8 @@ from typing import Any
 
 import pybreaker
 
+from duetime import metrics
+
 log = logging.getLogger(__name__)
 
 
@@ -26,6 +28,10 @@ class BreakerPolicy:
     failures: int = 20
     #: So long nothing is read then.
     pause: timedelta = timedelta(seconds=5)
+
+
+#: What a breaker can be.
+STATES = ("closed", "open", "half-open")
 
 
 class _Failed(Exception):
@@ -42,6 +48,10 @@ class Breaker(pybreaker.CircuitBreakerListener):
         #: A test message is under way since then; None where none is.
         self._testing_s: float | None = None
         self._lock = threading.RLock()
+        #: The state that the log and Prometheus were told of; None once it is closed for good.
+        self._told: str | None = "closed"
+        for state in STATES:
+            metrics.QUEUE_BREAKER.labels(topic, state).inc(state == self._told)
         self._circuit = pybreaker.CircuitBreaker(
             fail_max=policy.failures, reset_timeout=self._pause_s, listeners=[self]
         )
@@ -56,6 +66,7 @@ class Breaker(pybreaker.CircuitBreakerListener):
     def room(self, most: int) -> int:
         """How many of `most` messages may be read now."""
         with self._lock:
+            self._tell_state()
             if self.state == "closed":
                 return max(1, most >> self._circuit.fail_counter)
             if self.state == "open" or self._is_testing():
@@ -80,7 +91,23 @@ class Breaker(pybreaker.CircuitBreakerListener):
         """Called by the circuit, under our lock."""
         if new_state.name == "open":
             self._opened_s = time.monotonic()
-        log.warning("circuit breaker topic=%s state=%s", self._topic, new_state.name)
+
+    def close(self) -> None:
+        """Nobody reads by it any more. Safe to repeat."""
+        with self._lock:
+            if self._told is not None:
+                metrics.QUEUE_BREAKER.labels(self._topic, self._told).dec()
+            self._told = None
+
+    def _tell_state(self) -> None:
+        """Tell if the state is another one. A pause ends by itself: the next look sees it."""
+        state = self.state
+        if self._told in (None, state):
+            return
+        log.warning("circuit breaker topic=%s state=%s", self._topic, state)
+        metrics.QUEUE_BREAKER.labels(self._topic, self._told).dec()
+        metrics.QUEUE_BREAKER.labels(self._topic, state).inc()
+        self._told = state
 
     def _tell(self, outcome: Any) -> None:  # noqa: ANN401 (returns, or raises)
         with self._lock:
@@ -88,6 +115,7 @@ class Breaker(pybreaker.CircuitBreakerListener):
             # What was read before it opened, and ends while it is open, says nothing new.
             with suppress(_Failed, pybreaker.CircuitBreakerError):
                 self._circuit.call(outcome)
+            self._tell_state()
 
     def _left_s(self) -> float:
         return self._opened_s + self._pause_s - time.monotonic()

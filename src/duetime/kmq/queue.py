@@ -56,10 +56,10 @@ class Queue:
         self._own = self._settings.queues.get(topic, QueueSettings())
         self._timeout_ms = checked_timeout_ms(timeout, self._own.timeout_max_ms)
         self._marking = Marking(self._settings, self._own.markers_topic(topic))
-        self._breaker = Breaker(breaker or BreakerPolicy(), topic)
         consumer = confluent_kafka.Consumer(consumer_properties(self._settings, group) | librdkafka)
         _check_topics(consumer, topic, self._own.markers_topic(topic))
         consumer.subscribe([topic])
+        self._breaker = Breaker(breaker or BreakerPolicy(), topic)
         self._reader = Reader(
             consumer,
             self._marking,
@@ -95,6 +95,7 @@ class Queue:
         """
         self._reader.close()
         self._marking.close()
+        self._breaker.close()
 
     def __enter__(self) -> Self:
         return self

@@ -16,6 +16,7 @@ from duetime.config import Settings
 from duetime.errors import words
 from duetime.pipeline.jvm import ProducerMetrics
 from duetime.pipeline.kafka import client_id
+from duetime.pipeline.queue_health import QueueHealth, forget
 from duetime.status import late_of
 from duetime.stores import Pending
 from duetime.stores.offsets import Offsets
@@ -52,6 +53,7 @@ class Health:
         counts = settings.store_kind != "aerospike"
         self._reader = open_reader(settings) if counts else WheelReader(settings)
         self._deliveries = Deliveries(settings, sends) if sends else None
+        self._queues = QueueHealth(settings, clock, self._offsets) if settings.queues else None
         contracts = zip(CONTRACTS, names.intake, strict=True)
         self._counters = {topic: metrics.INTAKE.labels(name) for name, topic in contracts} | {
             names.rejected: metrics.REJECTED,
@@ -73,6 +75,9 @@ class Health:
         if not self._thread.is_alive():
             self._reader.close()
             self._offsets.close()
+            if self._queues:
+                self._queues.close()
+        forget()
         metrics.PENDING.clear()
         metrics.QUERY_BATCH_SECONDS.clear()
         metrics.OVERDUE.set(0)
@@ -83,6 +88,8 @@ class Health:
         self._look_at_what_waits()
         self._count()
         self._count_deliveries()
+        if self._queues:
+            self._queues.look()
 
     def _watch(self) -> None:
         while True:

@@ -1,0 +1,80 @@
+"""What Prometheus is told of each queue: from the tracker's notes, and the ends of dead letters.
+
+Read from Kafka and not told by the tracker: that sleeps while nothing is overdue, and the oldest
+message grows older all the same, above all where the tracker stands still.
+"""
+
+from dataclasses import dataclass
+
+from duetime import metrics
+from duetime.clock import Clock
+from duetime.config import Settings
+from duetime.kmq.notes import Note, Notes
+from duetime.stores.offsets import Offsets
+
+
+@dataclass(slots=True)
+class Counted:
+    """What was counted of a queue so far."""
+
+    #: How often a message was delivered again or given up, ever.
+    out: int
+    #: How many were given up, ever.
+    dead: int
+    #: Redeliveries that are not told yet; below 0 where a dead letter is not noted yet.
+    untold: int = 0
+
+    def more(self, out: int, dead: int) -> tuple[int, int]:
+        """How many more were delivered again, and given up. Never too many."""
+        more_dead = _more(self.dead, dead)
+        self.untold += _more(self.out, out) - more_dead
+        self.out, self.dead = out, dead
+        redelivered = max(0, self.untold)
+        self.untold -= redelivered
+        return redelivered, more_dead
+
+
+class QueueHealth:
+    """Looks at all queues. Not thread-safe."""
+
+    def __init__(self, settings: Settings, clock: Clock, offsets: Offsets) -> None:
+        """Raises KafkaError."""
+        self._clock, self._offsets = clock, offsets
+        self._dead = {name: own.dead_topic(name) for name, own in settings.queues.items()}
+        self._notes = Notes(settings)
+        self._counted = {
+            queue: Counted(note.out, dead) for queue, (note, dead) in self._known().items()
+        }
+
+    def look(self) -> None:
+        """Look once. Raises KafkaError."""
+        now_ms = self._clock.now_ms()
+        for queue, (note, dead) in self._known().items():
+            oldest_ms = now_ms if note.oldest_ms is None else min(note.oldest_ms, now_ms)
+            metrics.QUEUE_IN_FLIGHT.labels(queue).set(note.open)
+            metrics.QUEUE_OLDEST_SECONDS.labels(queue).set((now_ms - oldest_ms) / 1_000)
+            more_out, more_dead = self._counted[queue].more(note.out, dead)
+            metrics.QUEUE_REDELIVERED.labels(queue).inc(more_out)
+            metrics.QUEUE_DEAD.labels(queue).inc(more_dead)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._notes.close()
+
+    def _known(self) -> dict[str, tuple[Note, int]]:
+        """Of each queue, what is noted, and how many dead letters it ever had."""
+        # In this order: a letter is there before it is noted, and counts for no redelivery.
+        notes = {queue: self._notes.of(queue) for queue in self._dead}
+        ends = self._offsets.appended(self._dead.values())
+        return {queue: (note, ends[self._dead[queue]] or 0) for queue, note in notes.items()}
+
+
+def forget() -> None:
+    """Take back what only the one that leads can say."""
+    metrics.QUEUE_IN_FLIGHT.clear()
+    metrics.QUEUE_OLDEST_SECONDS.clear()
+
+
+def _more(before: int, now: int) -> int:
+    # What was made anew begins anew.
+    return now - before if now >= before else now
