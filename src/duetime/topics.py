@@ -192,16 +192,25 @@ def _of_queues(settings: Settings) -> Iterator[Topic]:
 
 def _of_queue(name: str, own: QueueSettings, settings: Settings) -> Iterator[Topic]:
     # A marker is where its message is: the two have as many partitions.
-    yield Topic(name=name, partitions=own.partitions, exact=True, settings={})
+    yield Topic(
+        name=name,
+        partitions=own.partitions,
+        exact=True,
+        settings={"cleanup.policy": "delete"},
+        # Compacted, an older message of the same key would be gone before it can come again.
+        required={"cleanup.policy": "delete"},
+        least_retention_ms=own.timeout_max_ms,
+    )
     # An end marker that is gone before its start marker is followed would come too late.
     kept_ms = max(DAY_MS, 2 * own.timeout_max_ms)
+    kept = {"cleanup.policy": "delete", "retention.bytes": "-1"}
     yield Topic(
         name=own.markers_topic(name),
         partitions=own.partitions,
         exact=True,
-        settings={"cleanup.policy": "delete", "retention.ms": str(kept_ms)} | STAMPED,
-        required={"cleanup.policy": "delete"},
-        least_retention_ms=own.timeout_max_ms,
+        settings=kept | {"retention.ms": str(kept_ms)} | STAMPED,
+        required=kept,
+        least_retention_ms=kept_ms,
     )
     # A dead letter is called by its offset.
     yield _kept_topic(own.dead_topic(name), settings)

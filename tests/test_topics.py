@@ -1,0 +1,48 @@
+"""What a queue's topics must not be."""
+
+import pytest
+
+from duetime.config import Settings
+from duetime.tables import QueueSettings
+from duetime.topics import required_topics
+
+DAY_MS = 86_400_000
+
+
+def queue_topics(timeout_max_ms):
+    own = QueueSettings(partitions=2, timeout_max_ms=timeout_max_ms)
+    wanted = required_topics(Settings(queues={"jobs": own}))
+    return {each.name: each for each in wanted}
+
+
+def problems(name, timeout_max_ms=60_000, **altered):
+    topic = queue_topics(timeout_max_ms)[name]
+    settings = {key.replace("_", "."): value for key, value in altered.items()}
+    return list(topic.problems(topic.partitions, dict(topic.settings) | settings))
+
+
+@pytest.mark.parametrize("name", ["jobs", "jobs__markers", "jobs__undelivered"])
+def test_as_they_are_created_they_are_as_they_must_be(name):
+    assert problems(name) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "altered", "told"),
+    [
+        ("jobs", {"retention_ms": "59999"}, "retention.ms is 59999"),
+        ("jobs", {"cleanup_policy": "compact"}, "cleanup.policy is compact"),
+        ("jobs__markers", {"retention_ms": str(DAY_MS - 1)}, f"set {DAY_MS} or more"),
+        ("jobs__markers", {"retention_bytes": "1000000"}, "retention.bytes is 1000000"),
+        ("jobs__markers", {"cleanup_policy": "compact"}, "cleanup.policy is compact"),
+    ],
+)
+def test_where_a_message_or_a_marker_could_be_gone_too_soon_it_is_told(name, altered, told):
+    (problem,) = problems(name, **altered)
+    assert problem.startswith(f"topic {name}: ")
+    assert told in problem
+
+
+def test_markers_are_kept_for_twice_the_longest_timeout():
+    altered = {"timeout_max_ms": 2 * DAY_MS, "retention_ms": str(4 * DAY_MS - 1)}
+    (problem,) = problems("jobs__markers", **altered)
+    assert f"set {4 * DAY_MS} or more" in problem
