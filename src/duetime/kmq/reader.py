@@ -5,7 +5,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import confluent_kafka
@@ -154,11 +153,20 @@ class Reader:
             self._changed.notify_all()
 
     def _read_again(self, records: Sequence[confluent_kafka.Message]) -> None:
-        """Go back to before these; those of a partition that we have lost are read by others."""
+        """Go back to before these. Raises KafkaError where that cannot be done."""
         for place, offset in _firsts(records).items():
-            with suppress(confluent_kafka.KafkaException):
-                self._consumer.seek(TopicPartition(*place, offset))
+            self._seek(TopicPartition(*place, offset))
         time.sleep(AGAIN_S)
+
+    def _seek(self, to: TopicPartition) -> None:
+        try:
+            self._consumer.seek(to)
+        except confluent_kafka.KafkaException as error:
+            ours = {(each.topic, each.partition) for each in self._consumer.assignment()}
+            # Read on from behind them, they would come to nobody. Those of a partition that we have
+            # lost are read by others.
+            if (to.topic, to.partition) in ours:
+                raise KafkaError(f"they cannot be read again ({error.args[0].str()})") from error
 
     def _pause(self, wanted: bool) -> None:  # noqa: FBT001 (what pausing is)
         if wanted:

@@ -1,0 +1,102 @@
+"""A batch whose markers cannot be written is read again, or reading ends."""
+
+import pytest
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import KafkaException, TopicPartition
+
+from duetime.errors import KafkaError
+from duetime.kmq import reader
+from duetime.kmq.breaker import Breaker, BreakerPolicy
+from duetime.kmq.reader import Reader
+
+
+class Record:
+    """A message of the queue, which nobody takes."""
+
+    def __init__(self, offset):
+        self._offset = offset
+
+    def error(self):
+        return None
+
+    def topic(self):
+        return "jobs"
+
+    def partition(self):
+        return 0
+
+    def offset(self):
+        return self._offset
+
+    def give_back(self): ...
+
+
+class Consumer:
+    """Has one partition with three messages, and cannot go back in it."""
+
+    def __init__(self, *, is_ours):
+        self._records = [Record(each) for each in range(3)]
+        self._is_ours = is_ours
+
+    def consume(self, count, timeout):  # noqa: ARG002 (there is nothing to wait for)
+        found, self._records = self._records[:count], self._records[count:]
+        return found
+
+    def assignment(self):
+        return [TopicPartition("jobs", 0)] if self._is_ours else []
+
+    def pause(self, places): ...
+
+    def resume(self, places): ...
+
+    def commit(self, *, offsets, asynchronous):  # noqa: ARG002 (as it is called)
+        return offsets
+
+    def seek(self, place):  # noqa: ARG002 (to none)
+        raise KafkaException(BrokerError(BrokerError._STATE))
+
+    def close(self): ...
+
+
+class Marking:
+    """The first batch of markers is not written."""
+
+    def __init__(self):
+        self._failed = False
+
+    def start_all(self, keys, timeout_ms):  # noqa: ARG002 (which of them is all the same)
+        if not self._failed:
+            self._failed = True
+            raise KafkaError("no answer")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr(reader, "AGAIN_S", 0)
+
+
+def started(*, is_ours):
+    breaker = Breaker(BreakerPolicy(), "jobs")
+    made = Reader(
+        Consumer(is_ours=is_ours),
+        Marking(),
+        breaker,
+        lambda record: record,
+        batch=1,
+        timeout_ms=1_000,
+    )
+    made.start()
+    return made
+
+
+def test_reading_ends_where_a_batch_that_is_ours_cannot_be_read_again():
+    ended = started(is_ours=True)
+    with pytest.raises(KafkaError, match="cannot be read again"):
+        ended.wait()
+
+
+def test_reading_goes_on_where_the_partition_is_somebody_elses_now():
+    going_on = started(is_ours=False)
+    assert going_on.wait()
+    assert going_on._buffer[0].offset() == 1
+    going_on.close()
