@@ -38,6 +38,9 @@ class GivenBack(StrEnum):
     UNSEEN = "unseen"
 
 
+#: The length of an int32, in bytes.
+INT_BYTES = 4
+
 _KEY = struct.Struct(">iq")
 _START = struct.Struct(">Bq")
 _COUNT = struct.Struct(">i")
@@ -77,5 +80,10 @@ def encoded_count(count: int) -> bytes:
 
 
 def decoded_count(value: bytes | None) -> int:
-    """How often a message was delivered again; 0 where the header says nothing."""
-    return int.from_bytes(value or b"", signed=True)
+    """How often a message was delivered again, as the first REDELIVERY_COUNT header says.
+
+    As kmq reads it, one byte or the first four, signed; but 0 where it is below 0, or of another
+    length. `pipeline.again` has the same as columns.
+    """
+    data = (value or b"")[:INT_BYTES]
+    return max(0, int.from_bytes(data, signed=True)) if len(data) in (1, INT_BYTES) else 0

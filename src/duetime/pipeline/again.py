@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 from duetime.columns import (
     HEADERS_TYPE,
     backoff_ms,
-    header_map,
     message_id,
     now_ms,
     state_text,
@@ -23,7 +22,7 @@ from duetime.columns import (
 )
 from duetime.config import Settings
 from duetime.errors import Reason
-from duetime.kmq.markers import REDELIVERY_COUNT, GivenBack
+from duetime.kmq.markers import INT_BYTES, REDELIVERY_COUNT, GivenBack
 from duetime.message import (
     DUE_AT_MS,
     DUE_ID,
@@ -182,9 +181,14 @@ def _own_headers() -> Column:
 
 
 def _count(headers: Column) -> Column:
-    """How often it was delivered again so far."""
-    digits = F.nullif(F.hex(header_map(headers)[REDELIVERY_COUNT]), F.lit(""))
-    return F.coalesce(F.conv(digits, 16, 10).cast("int"), F.lit(0))
+    """How often it was delivered again so far: `markers.decoded_count` of the first such header."""
+    first = F.array_position(headers["key"], REDELIVERY_COUNT).cast("int") - 1
+    value = F.get(headers["value"], first)
+    number = F.conv(F.hex(F.substring(value, 1, INT_BYTES)), 16, 10).cast("bigint")
+    length = F.octet_length(value)
+    # As a signed number, what is beyond is below 0.
+    above = F.when(length == 1, ONE_BYTE).when(length >= INT_BYTES, F.lit(2**31))
+    return F.when(number < above, number).otherwise(F.lit(0)).cast("bigint")
 
 
 def _count_header() -> Column:
