@@ -22,7 +22,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from duetime.columns import header_map, header_text
 from duetime.config import Settings
-from duetime.kmq.markers import GIVEN_BACK
+from duetime.kmq.markers import END, GIVEN_BACK, START
 from duetime.message import LATEST_MS
 from duetime.pipeline.kafka import ALL, read_stream
 from duetime.pipeline.unacknowledged import ENDED, Marker, Unacknowledged
@@ -71,12 +71,11 @@ def _markers(records: DataFrame, settings: Settings) -> DataFrame:
     """The queue's topic, partition, and what a Marker has. What is no marker is left out."""
     key, value = F.col("key"), F.col("value")
     partition = _number(key, 1, 4).cast("int")
-    is_start = _number(value, 1, 1) == 1
+    is_start, is_end = _number(value, 1, 1) == START, _number(value, 1, 1) == END
     is_marker = (
         (F.octet_length(key) == KEY_BYTES)
         & (partition == F.col("partition"))
-        & (F.octet_length(value) > 0)
-        & (~is_start | (F.octet_length(value) == START_BYTES))
+        & (is_end | (is_start & (F.octet_length(value) == START_BYTES)))
     )
     # Nobody waits for longer than an id can say, and nothing overflows.
     timeout_ms = F.least(F.greatest(_number(value, 2, 8), F.lit(0)), F.lit(LATEST_MS // 2))
