@@ -26,7 +26,7 @@ from duetime.bench.worker import Task, Worked, is_dropped
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import KafkaError
-from duetime.kmq.markers import REDELIVERY_COUNT, MarkerKey, decoded_timeout
+from duetime.kmq.markers import REDELIVERY_COUNT, MarkerKey, decoded_count, decoded_timeout
 from duetime.message import DUE_ID
 from duetime.stores import OffsetRange
 from duetime.stores.offsets import Offsets
@@ -41,6 +41,12 @@ PARTITIONS = 8
 
 #: Messages that may wait in the sender.
 LOCAL = 50_000
+
+#: How long after a time-out a message may come again until it counts as lost, in seconds.
+LOST_S = 60.0
+
+#: A worker that does fewer messages a second hangs.
+LEAST_RATE = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +67,18 @@ class Plan:
             messages=self.messages,
             drop_every=self.drop_every,
             timeout_ms=self.timeout_ms,
+            patience_s=self.patience_s,
         )
+
+    @property
+    def patience_s(self) -> float:
+        """For how long a worker waits for one more message."""
+        return self.timeout_ms / 1_000 + LOST_S
+
+    @property
+    def most_s(self) -> float:
+        """How long a worker's process may take: it ends by itself long before."""
+        return self.messages / min(self.rate, LEAST_RATE) + 5 * self.patience_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +90,7 @@ class QueueRun:
     #: Messages of both queues that nobody acknowledged.
     lost: int
     redelivered: int
-    #: Those that were not dropped.
+    #: Those that were acknowledged before: not dropped, or dropped once and then worked on.
     wrongly_redelivered: int
     #: How long after their deadline they were appended again, in ms, the least first.
     late_ms: list[int]
@@ -114,18 +131,14 @@ def _run(settings: Settings, pace_queue: str, drop_queue: str, plan: Plan) -> Qu
     say(f"{plan.messages:,} messages that are there ...")
     _fill(settings, pace_queue, plan, rate=0)
     task = replace(plan.task(pace_queue), drop_every=0, is_compared=True)
-    pace = _work(settings, task)
+    pace = _work(settings, task, plan.most_s)
     say(f"{plan.messages:,} messages that come, {plan.rate:,.0f} a second ...")
     worked = _come_and_work(settings, drop_queue, plan)
     say("reading what came again ...")
     deadlines_ms = _deadlines_ms(settings, drop_queue)
     topics = pace_queue, drop_queue
     again = [one for name in topics for one in _records(settings, name) if _is_again(one)]
-    wrongly = [
-        one
-        for one in again
-        if one.topic() == pace_queue or not is_dropped(_number(one), plan.drop_every)
-    ]
+    wrongly = [one for one in again if is_wrong(one, pace_queue, plan.drop_every)]
     late_ms = [
         one.timestamp()[1] - deadlines_ms[_came_from(one)]
         for one in again
@@ -146,7 +159,7 @@ def _come_and_work(settings: Settings, queue: str, plan: Plan) -> Worked:
     arguments = settings, queue, plan
     coming = threading.Thread(target=_fill, args=arguments, kwargs={"rate": plan.rate})
     coming.start()
-    worked = _work(settings, plan.task(queue))
+    worked = _work(settings, plan.task(queue), plan.most_s)
     coming.join()
     return worked
 
@@ -164,14 +177,20 @@ def _fill(settings: Settings, queue: str, plan: Plan, *, rate: float) -> None:
         raise KafkaError("not all messages were acknowledged: is the broker's disk full?")
 
 
-def _work(settings: Settings, task: Task) -> Worked:
-    done = subprocess.run(
-        [sys.executable, "-m", "duetime.bench.worker"],
-        input=json.dumps({"settings": revealed(settings), "task": asdict(task)}),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+def _work(settings: Settings, task: Task, most_s: float) -> Worked:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "duetime.bench.worker"],
+            input=json.dumps({"settings": revealed(settings), "task": asdict(task)}),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=most_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KafkaError(
+            f"the worker did not end within {most_s:.0f} s: is the broker up?"
+        ) from error
     if done.returncode:
         raise KafkaError("the worker failed, with the words above: is the broker up?")
     return Worked(**json.loads(done.stdout))
@@ -202,6 +221,13 @@ def _by_name(record: Message) -> dict[str, bytes | None]:
 
 def _is_again(record: Message) -> bool:
     return REDELIVERY_COUNT in _by_name(record)
+
+
+def is_wrong(again: Message, pace_queue: str, drop_every: int) -> bool:
+    """Whether it was acknowledged before it came again: only first deliveries are dropped."""
+    is_first_time = decoded_count(_by_name(again)[REDELIVERY_COUNT]) == 1
+    was_dropped = again.topic() != pace_queue and is_dropped(_number(again), drop_every)
+    return not (was_dropped and is_first_time)
 
 
 def _came_from(record: Message) -> MarkerKey:
