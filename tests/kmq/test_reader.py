@@ -1,4 +1,4 @@
-"""A batch whose markers cannot be written is read again, or reading ends."""
+"""What reading keeps to: so many at most, and a batch that failed is not passed over."""
 
 import pytest
 from confluent_kafka import KafkaError as BrokerError
@@ -59,14 +59,14 @@ class Consumer:
 
 
 class Marking:
-    """The first batch of markers is not written."""
+    """The first batch of markers may not be written."""
 
-    def __init__(self):
-        self._failed = False
+    def __init__(self, *, fails=True):
+        self._fails = fails
 
     def start_all(self, keys, timeout_ms):  # noqa: ARG002 (which of them is all the same)
-        if not self._failed:
-            self._failed = True
+        fails, self._fails = self._fails, False
+        if fails:
             raise KafkaError("no answer")
 
 
@@ -100,3 +100,40 @@ def test_reading_goes_on_where_the_partition_is_somebody_elses_now():
     assert going_on.wait()
     assert going_on._buffer[0].offset() == 1
     going_on.close()
+
+
+class Endless:
+    """Has as many messages as are asked for, unless it is paused."""
+
+    def __init__(self):
+        self.asked, self._paused = [], False
+
+    def consume(self, count, timeout):  # noqa: ARG002 (there is nothing to wait for)
+        wanted = 0 if self._paused else count
+        self.asked.append(wanted)
+        return [Record(each) for each in range(wanted)]
+
+    def assignment(self):
+        return []
+
+    def pause(self, places):  # noqa: ARG002 (all of them)
+        self._paused = True
+
+    def resume(self, places):  # noqa: ARG002 (all of them)
+        self._paused = False
+
+    def commit(self, *, offsets, asynchronous):  # noqa: ARG002 (as it is called)
+        return offsets
+
+
+@pytest.mark.parametrize(("waiting", "wanted"), [(0, 10), (2, 8), (5, 5), (6, 0), (10, 0)])
+def test_no_more_wait_for_a_worker_than_a_batch(waiting, wanted, monkeypatch):
+    monkeypatch.setattr(reader, "FULL_S", 0)
+    consumer, breaker = Endless(), Breaker(BreakerPolicy(), "jobs")
+    made = Reader(
+        consumer, Marking(fails=False), breaker, lambda record: record, batch=10, timeout_ms=1_000
+    )
+    made._buffer.extend(Record(each) for each in range(waiting))
+    made._next_batch(made._room())
+    assert consumer.asked == [wanted]
+    assert len(made._buffer) <= 10

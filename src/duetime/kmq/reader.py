@@ -105,8 +105,10 @@ class Reader:
         """How many messages to read now; 0 while workers have enough, or the breaker is open."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_room() or self._closing, FULL_S)
-            has_room = self._has_room() and not self._closing
-        return self._breaker.room(self._batch) if has_room else 0
+            room = self._batch - len(self._buffer) if self._has_room() else 0
+        if self._closing or not room:
+            return 0
+        return min(self._breaker.room(self._batch), room)
 
     def _has_room(self) -> bool:
         return len(self._buffer) <= self._batch // 2
