@@ -13,6 +13,7 @@ from tests.system.conftest import EXAMPLE, JOBS, PATIENCE_S, PATIENT, now_ms
 from duetime.kmq import BreakerPolicy, Queue
 from duetime.kmq.markers import REDELIVERY_COUNT, MarkerKey, encoded_count, start_value
 from duetime.kmq.notes import Notes
+from duetime.message import DUE_AT_MS
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -116,6 +117,8 @@ def test_what_is_given_back_extended_or_backed_off_comes_again_in_its_time(live)
         with each.next() as message:
             assert message.attempt == 2
             after_ms[message.value] = message.timestamp_ms - begun_ms
+            # However soon that is, it is not delivered before.
+            assert message.timestamp_ms >= int(dict(message.headers)[DUE_AT_MS])
     # The clock was read a moment after the markers were written.
     assert 5_000 - 500 < after_ms[b"extended"] < 5_000 + LATE_MS
     # By then it waits in the wheel, which is punctual once it is warm.
@@ -143,6 +146,27 @@ def test_a_record_that_retention_has_removed_is_a_dead_letter_that_says_so(live)
     dead.until(lambda: any(place in each.by_name["due-id"] for each in dead.arrived), "gone")
     (letter,) = [each for each in dead.arrived if place in each.by_name["due-id"]]
     assert letter.by_name["due-error"] == b"gone"
+
+
+@pytest.mark.parametrize("wait_ms", [0, 400, 1_500, 3_000])
+def test_what_is_to_come_again_soon_comes_then_and_never_before(worker, wait_ms):
+    worker.send()
+    worker.next().nack(retry_in=timedelta(milliseconds=wait_ms))
+    with worker.next() as again:
+        due_ms = int(dict(again.headers)[DUE_AT_MS])
+        assert 0 <= again.timestamp_ms - due_ms < LATE_MS
+
+
+def test_what_is_extended_comes_again_when_that_is_over_and_not_before(worker):
+    worker.send()
+    message = worker.next()
+    message.extend(10)
+    extended_ms = now_ms()
+    again = worker.next()
+    # By the clock of the marker: it was written a moment before ours was read.
+    assert again.timestamp_ms - extended_ms >= 10_000 - 500
+    assert again.attempt == 2
+    again.ack()
 
 
 @pytest.mark.parametrize("heals_after_s", [5, pytest.param(30, marks=pytest.mark.hostile)])
