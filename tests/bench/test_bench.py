@@ -16,6 +16,13 @@ KEYS = {
     *("p50_ms", "p99_ms", "p999_ms", "max_ms", "rate_reached"),
 }
 
+#: What the benchmark of queues promises to say.
+QUEUE_KEYS = {
+    *("messages", "messages_per_s", "raw_messages_per_s", "ratio"),
+    *("lost", "redelivered", "wrongly_redelivered"),
+    *("redelivery_lateness_p50_ms", "redelivery_lateness_p99_ms"),
+}
+
 
 def bench(broker, *arguments):
     program = [sys.executable, "-m", "duetime", "bench", *arguments]
@@ -73,3 +80,12 @@ def test_a_delayed_topic_is_read_in_order_and_each_record_once(broker):
     assert (found["sent"], found["delivered"]) == (600, 600)
     assert [found[name] for name in ("lost", "duplicated", "early", "out_of_order")] == [0] * 4
     assert found["index_bytes_per_message"] >= 16
+
+
+def test_a_queue_loses_nothing_and_only_what_was_dropped_comes_again(broker):
+    load = ["--messages", "500", "--rate", "200", "--drop", "0.1", "--timeout", "5s"]
+    result = bench(broker, "queue", *load)
+    assert result.keys() == QUEUE_KEYS
+    assert (result["lost"], result["wrongly_redelivered"]) == (0, 0)
+    assert (result["messages"], result["redelivered"]) == (500, 50)
+    assert 0 <= result["redelivery_lateness_p50_ms"] <= result["redelivery_lateness_p99_ms"]
