@@ -13,15 +13,25 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(120)]
 PROGRAMS = Path(__file__).parents[2] / "examples" / "kmq"
 
 
+def run(program, *arguments):
+    """What it prints."""
+    done = subprocess.run(
+        [sys.executable, PROGRAMS / program, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_all_messages_are_done_in_the_end(live):
     arguments = [live.settings.bootstrap, EXAMPLE]
-    for program in ("sender.py", "processor.py"):
-        done = subprocess.run(
-            [sys.executable, PROGRAMS / program, *arguments],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-        assert done.returncode == 0, done.stderr
-    assert re.search("all 100 messages are done", done.stdout)
+    run("sender.py", *arguments)
+    assert re.search("all 100 messages are done", run("processor.py", *arguments))
+
+
+@pytest.mark.timeout(300)
+def test_all_of_it_in_one_process_comes_to_its_end():
+    assert re.search("all 100 messages are done", run("embedded.py"))
