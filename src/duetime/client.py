@@ -38,6 +38,8 @@ from duetime.outgoing import (
     new_unique,
     scheduled,
 )
+from duetime.recurrence import Recurrence
+from duetime.recurring import recurring, start_time_ms
 from duetime.topics import OVERHEAD_BYTES
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ class Producer:
         partition: int | None = None,
         cluster: str | None = None,
         deliver_after: datetime | None = None,
+        recurrence: Recurrence | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> str:
         """Schedule a message for `topic`, and return its full id, which `cancel` takes.
@@ -112,6 +115,10 @@ class Producer:
 
         With `deliver_after`, an instant, the record goes to a delayed topic itself, named here by
         its own name or by that of its visible one; `partition` is that topic's.
+
+        With a `recurrence` it comes again and again, from now or from its due time on: a series,
+        and what is returned is its name, the `id`. Sent again under that name, it takes the place
+        of the series that there is.
 
         Returns before the record has arrived: see `on_delivery` and `flush`. Waits while the local
         queue is full. Raises InvalidMessage, whose `reason` says what cannot be taken, and
@@ -127,13 +134,19 @@ class Producer:
         )
         unique = new_unique() if id is None else id
         now_ms = self._clock.now_ms()
-        due_ms = due_time_ms(at, in_, now_ms, deliver_after)
-        if deliver_after is None:
+        if recurrence is not None:
+            start_ms = start_time_ms(at, in_, now_ms, deliver_after)
+            record = recurring(
+                wanted, recurrence, self._settings, start_ms=start_ms, now_ms=now_ms, name=unique
+            )
+        elif deliver_after is None:
+            due_ms = due_time_ms(at, in_, now_ms)
             record = scheduled(wanted, self._settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
         else:
+            due_ms = due_time_ms(at, in_, now_ms, deliver_after)
             record = self._delayed(wanted, due_ms, now_ms, unique)
         self.send(record, on_delivery)
-        return str(record.id)
+        return record.name
 
     def cancel(self, id: str, on_delivery: OnDelivery | None = None) -> None:  # noqa: A002
         """Ask that the message with this full id is not delivered. Safe to repeat.

@@ -24,6 +24,7 @@ from duetime.message import (
     DUE_PARTITION,
     DUE_TOPIC,
     HEADER_FRAME_BYTES,
+    RECURRENCE,
     MessageId,
     check_cluster,
     check_destination,
@@ -43,7 +44,15 @@ Header = tuple[str, bytes | None]
 ANY_PARTITION = -1
 
 #: The headers that are made from arguments.
-OWN_HEADERS = (DUE_TOPIC, DUE_PARTITION, DUE_CLUSTER, DUE_AT_MS, DUE_IN_MS, DUE_ID)
+OWN_HEADERS = (
+    DUE_TOPIC,
+    DUE_PARTITION,
+    DUE_CLUSTER,
+    DUE_AT_MS,
+    DUE_IN_MS,
+    DUE_ID,
+    *RECURRENCE,
+)
 
 #: The highest partition that intake takes: six digits.
 LAST_PARTITION = 999_999
@@ -53,7 +62,7 @@ LAST_PARTITION = 999_999
 class Outgoing:
     """A record for one of duetime's intake topics."""
 
-    #: The message that it schedules, or speaks of.
+    #: The message that it schedules, or speaks of; of a series, its first run.
     id: MessageId
     topic: str
     #: None is by the key.
@@ -61,6 +70,13 @@ class Outgoing:
     key: bytes | None = field(repr=False)
     value: bytes | None = field(repr=False)
     headers: tuple[Header, ...] = field(repr=False)
+    #: The name of the series that it asks for; None of a message that comes once.
+    series: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What whoever asked for it is to call it."""
+        return self.series or str(self.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
+from duetime.clock import instant_ms
 from duetime.errors import InvalidMessage, Reason
 from duetime.message import DUE_CRON, DUE_MISFIRE, DUE_UNTIL, DUE_ZONE, LATEST_MS
 
@@ -114,6 +115,23 @@ class Recurrence:
     misfire: Misfire = Misfire.ONCE
 
     @classmethod
+    def of(
+        cls,
+        cron: str,
+        *,
+        zone: str | None = None,
+        until: datetime | None = None,
+        misfire: str | None = None,
+    ) -> "Recurrence":
+        """As a person says it; UTC and `once` by default.
+
+        Raises InvalidMessage (bad-cron, bad-zone, bad-due-time for an end without a zone).
+        """
+        texts = {DUE_CRON: cron, DUE_ZONE: zone, DUE_MISFIRE: misfire}
+        end = {} if until is None else {DUE_UNTIL: str(instant_ms(until))}
+        return cls.parse(texts | end)
+
+    @classmethod
     def parse(cls, texts: Mapping[str, str | None]) -> "Recurrence":
         """Of the headers of those names. Raises InvalidMessage (bad-cron, bad-zone)."""
         cron = Cron(texts.get(DUE_CRON) or "", texts.get(DUE_ZONE) or "UTC")
@@ -128,6 +146,12 @@ class Recurrence:
             )
         until_ms = LATEST_MS if until is None else min(int(until), LATEST_MS)
         return cls(cron=cron, until_ms=until_ms, misfire=Misfire(misfire))
+
+    def texts(self) -> dict[str, str]:
+        """The headers that say it."""
+        said = {DUE_CRON: self.cron.expression, DUE_ZONE: self.cron.zone, DUE_MISFIRE: self.misfire}
+        until = {} if self.until_ms == LATEST_MS else {DUE_UNTIL: str(self.until_ms)}
+        return said | until
 
     def first(self, from_ms: int) -> int | None:
         """The first run at an instant or later, epoch ms; None where there is none."""

@@ -21,7 +21,7 @@ from confluent_kafka import KafkaException
 
 from duetime import __version__
 from duetime.bench import app as bench_app
-from duetime.cli import api, dead, demo, messages, pending, queue, serve, sql, topics
+from duetime.cli import api, dead, demo, messages, pending, queue, recurring, serve, sql, topics
 from duetime.errors import DuetimeError, InvalidMessage, TooLate, UnknownMessage
 
 app = typer.Typer(
@@ -49,6 +49,7 @@ for command in (
     app.command()(command)
 app.add_typer(dead.app, name="dead")
 app.add_typer(queue.app, name="queue")
+app.add_typer(recurring.app, name="recurring")
 app.add_typer(bench_app, name="bench")
 
 

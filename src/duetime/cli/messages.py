@@ -29,6 +29,8 @@ from duetime.errors import InvalidMessage, Reason
 from duetime.message import MessageId
 from duetime.outgoing import Wanted, due_time_ms, new_unique, scheduled
 from duetime.reach import create_by_asking, require_intake
+from duetime.recurrence import Recurrence
+from duetime.recurring import recurring, start_time_ms
 from duetime.reschedule import reschedule as reschedule_message
 from duetime.stores import Found
 from duetime.stores.opening import open_reader
@@ -56,14 +58,30 @@ def send(  # noqa: PLR0913 (an option each)
         str | None,
         typer.Option("--cluster", metavar="NAME", help="Where it is; one of the configuration."),
     ] = None,
+    cron: Annotated[
+        str | None,
+        typer.Option("--cron", metavar="FIELDS", help="It comes again: '0 9 * * 1-5', @hourly."),
+    ] = None,
+    zone: Annotated[
+        str | None, typer.Option("--zone", help="Where --cron has its hours: Europe/Berlin; UTC.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="The last run is not later.")
+    ] = None,
+    misfire: Annotated[
+        str | None,
+        typer.Option("--misfire", help="What was missed comes: skip, once (default), or all."),
+    ] = None,
     kafka: Kafka = None,
     config: Config = None,
 ) -> None:
     """Schedule a message, and print its id.
 
-    The payload is --value, --file or stdin, byte for byte.
+    The payload is --value, --file or stdin, byte for byte. With --cron it comes again and again,
+    from now or from --at on, and what is printed is the name for duetime recurring.
     """
-    due_at, due_in = _due(at, in_)
+    recurrence = _recurrence(cron, zone, until, misfire)
+    due_at, due_in = _due(at, in_, needed=recurrence is None)
     headers = [_header(each) for each in header or []]
     payload = _payload(value, file)
     settings = settings_from(kafka, config)
@@ -75,7 +93,7 @@ def send(  # noqa: PLR0913 (an option each)
         partition=partition,
         cluster=cluster,
     )
-    _refuse_bad(wanted, settings, due_at, due_in, own_id)
+    _refuse_bad(wanted, settings, due_at, due_in, own_id, recurrence)
     cluster_has = require_intake(settings).topics
     with Producer(settings) as producer:
         full_id = producer.produce(
@@ -88,6 +106,7 @@ def send(  # noqa: PLR0913 (an option each)
             id=own_id,
             partition=wanted.partition,
             cluster=wanted.cluster,
+            recurrence=recurrence,
         )
     typer.echo(full_id)
     if cluster is None and topic not in cluster_has and not create_by_asking(settings, topic):
@@ -145,10 +164,12 @@ def reschedule(  # noqa: PLR0913 (an option each)
     typer.echo(reschedule_message(str(identity), at=due_at, in_=due_in, settings=settings))
 
 
-def _due(at: str | None, in_: str | None) -> tuple[datetime | None, timedelta | None]:
+def _due(
+    at: str | None, in_: str | None, *, needed: bool = True
+) -> tuple[datetime | None, timedelta | None]:
     if at is not None and in_ is not None:
         raise InvalidMessage(Reason.TWO_DUE_TIMES, "both --in and --at are given: leave one")
-    if at is None and in_ is None:
+    if needed and at is None and in_ is None:
         raise InvalidMessage(Reason.NO_DUE_TIME, "say when it is due: --in 5s, or --at a time")
     return instant(at), delay(in_)
 
@@ -159,12 +180,27 @@ def _refuse_bad(
     at: datetime | None,
     in_: timedelta | None,
     own_id: str | None,
+    recurrence: Recurrence | None,
 ) -> None:
     """Raise InvalidMessage for what cannot be taken, before anybody is asked anything."""
     now_ms = SystemClock().now_ms()
-    due_ms = due_time_ms(at, in_, now_ms)
     unique = new_unique() if own_id is None else own_id
+    if recurrence is not None:
+        start_ms = start_time_ms(at, in_, now_ms)
+        recurring(wanted, recurrence, settings, start_ms=start_ms, now_ms=now_ms, name=unique)
+        return
+    due_ms = due_time_ms(at, in_, now_ms)
     scheduled(wanted, settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
+
+
+def _recurrence(
+    cron: str | None, zone: str | None, until: str | None, misfire: str | None
+) -> Recurrence | None:
+    if cron is None:
+        if zone or until or misfire:
+            raise BadInput("--zone, --until and --misfire belong to --cron: add it")
+        return None
+    return Recurrence.of(cron, zone=zone, until=instant(until), misfire=misfire)
 
 
 def _header(text: str) -> tuple[str, bytes]:

@@ -1,0 +1,62 @@
+"""Asking about series, with a definite answer: which there are; pause, resume and stop."""
+
+import re
+import time
+
+from duetime.client import Producer
+from duetime.config import Settings
+from duetime.errors import InvalidMessage, KafkaError, Reason, UnknownMessage
+from duetime.message import PAUSE, RESUME, SERIES_PATTERN, STOP
+from duetime.recurring import asked_of_series
+from duetime.series import Series, read_book
+
+#: How long a pipeline may take to hear what is asked, in seconds.
+HEARD_S = 15.0
+
+#: How often is looked, in seconds.
+LOOK_S = 0.2
+
+
+def all_series(settings: Settings) -> list[Series]:
+    """All of them, by name. Raises KafkaError."""
+    pages = read_book(settings).pages.values()
+    return sorted((each.now for each in pages if each.now), key=lambda each: each.name)
+
+
+def find_series(name: str, settings: Settings) -> Series:
+    """The one with this name. Raises UnknownMessage, KafkaError, InvalidMessage (bad-id)."""
+    if not re.match(SERIES_PATTERN, name):
+        raise InvalidMessage(Reason.BAD_ID, f"{name!r} is no name of a series, its due-id")
+    page = read_book(settings).pages.get(name)
+    if page is None or page.now is None:
+        raise UnknownMessage(f"no series is called {name}, or it was stopped")
+    return page.now
+
+
+def ask(name: str, operation: str, settings: Settings) -> Series | None:
+    """Have a series paused, resumed or stopped: one of OF_SERIES. Safe to repeat.
+
+    Returns once that is so, with what it is then. Runs that are due in less than some 10 s are on
+    their way, and come all the same. Raises UnknownMessage, and KafkaError where no pipeline has
+    heard of it.
+    """
+    find_series(name, settings)
+    with Producer(settings) as producer:
+        producer.send(asked_of_series(name, operation, settings))
+    until_s = time.monotonic() + HEARD_S
+    while time.monotonic() < until_s:
+        page = read_book(settings).pages.get(name)
+        series = page.now if page else None
+        if _is_so(series, operation):
+            return series
+        time.sleep(LOOK_S)
+    raise KafkaError(
+        f"it was sent, but no pipeline has heard to {operation} {name} within {HEARD_S:.0f} s: is "
+        "one running? duetime status tells"
+    )
+
+
+def _is_so(series: Series | None, operation: str) -> bool:
+    if series is None:
+        return operation == STOP
+    return {PAUSE: series.is_paused, RESUME: not series.is_paused, STOP: False}[operation]
