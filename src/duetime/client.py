@@ -25,7 +25,7 @@ from duetime.delaying import (
     delayed,
     in_batches,
 )
-from duetime.errors import KafkaError, TooLate
+from duetime.errors import KafkaError, RecordRefused, TooLate
 from duetime.message import MessageId
 from duetime.outgoing import (
     ANY_PARTITION,
@@ -58,6 +58,16 @@ FULL_QUEUE_S = 0.1
 
 #: How long what was produced before an exception may take to arrive, in seconds.
 AFTER_EXCEPTION_S = 5.0
+
+#: What Kafka says of a record that it will not take, however often it is sent.
+FOR_GOOD = frozenset(
+    {
+        confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE,
+        confluent_kafka.KafkaError.RECORD_LIST_TOO_LARGE,
+        confluent_kafka.KafkaError.INVALID_TIMESTAMP,
+        confluent_kafka.KafkaError.INVALID_RECORD,
+    }
+)
 
 
 class Producer:
@@ -264,6 +274,11 @@ def check_not_too_late(identity: MessageId, settings: Settings, now_ms: int) -> 
 
 def undelivered_error(id: str, error: confluent_kafka.KafkaError) -> KafkaError:  # noqa: A002
     """What became of a record that was not acknowledged."""
+    if error.code() in FOR_GOOD:
+        return RecordRefused(
+            f"Kafka refuses message {id} ({error.str()}): see max_message_bytes, and the intake "
+            "topic's max.message.bytes"
+        )
     return KafkaError(
         f"message {id} may not have arrived ({error.str()}): send it again with the same id"
     )

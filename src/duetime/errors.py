@@ -4,6 +4,7 @@
     ├── SetupError          this machine lacks something (Java, jars, a port, room on the disk)
     ├── ConfigError         a setting, or a topic's setting, would lose messages or cannot work
     ├── KafkaError          the cluster does not answer, or refuses
+    │   └── RecordRefused   it refuses this record, however often it is sent
     ├── StoreError          the store (Redis) does not answer, or refuses
     ├── Paused              the leader stood still for so long that another leads
     ├── UnknownMessage      nothing that waits has this id, and no series this name
@@ -93,6 +94,12 @@ class KafkaError(DuetimeError):
     """The cluster does not answer, or refuses what was asked."""
 
     reason = "kafka"
+
+
+class RecordRefused(KafkaError):
+    """The cluster refuses this record, and will however often it is sent."""
+
+    reason = "refused"
 
 
 class StoreError(DuetimeError):

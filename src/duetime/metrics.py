@@ -127,6 +127,11 @@ API_MESSAGES = Counter(
 
 API_SPOOLED = Gauge("duetime_api_spooled_messages", "Messages in the HTTP API's spool.")
 
+API_REFUSED = Counter(
+    "duetime_api_refused_messages",
+    "Messages that the HTTP API had accepted into its spool, and Kafka refuses for good.",
+)
+
 
 def serve(settings: Settings) -> None:
     """Answer Prometheus in a thread of its own, if there is a port. Raises SetupError."""

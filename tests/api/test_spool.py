@@ -9,12 +9,14 @@ import time
 
 import httpx
 import pytest
-from tests.api.conftest import NOWHERE, alike, problem_of
-from tests.conftest import eventually
+from confluent_kafka.admin import AdminClient
+from tests.api.conftest import NOWHERE, Running, alike, problem_of
+from tests.conftest import configure, eventually
 
 from duetime.admin import create_topics
 from duetime.api.address import url
 from duetime.api.spool import Spool, SpoolFull
+from duetime.connection import librdkafka_properties
 from duetime.errors import SetupError
 from duetime.local.broker import LocalBroker
 from duetime.outgoing import Wanted, scheduled
@@ -64,6 +66,28 @@ def test_the_same_message_is_kept_once(spool):
     assert len(spool.put([record(1)])) == 1
     assert spool.put([record(1)]) == []
     assert spool.depth() == 1
+
+
+def test_what_is_set_aside_is_never_taken_again_and_does_not_count(spool):
+    spool.put([record(each) for each in range(2)])
+    first, _ = spool.take(2, now_ms=7)
+    spool.set_aside(first.number)
+    spool.settle([])
+
+    assert [each.record for each in spool.take(9, now_ms=8)] == [record(1)]
+    assert spool.depth() == 1
+    assert spool.find(record(0).id) is None
+
+
+def test_only_what_was_not_taken_can_be_withdrawn(spool):
+    spool.put([record(each) for each in range(2)])
+    spool.take(1, now_ms=7)
+
+    assert not spool.withdraw(record(0).id)
+    assert spool.withdraw(record(1).id)
+    assert not spool.withdraw(record(1).id)
+    assert spool.find(record(0).id) == record(0)
+    assert spool.find(record(1).id) is None
 
 
 def test_a_full_spool_takes_nothing_and_loses_nothing(spool):
@@ -120,6 +144,31 @@ def spooled(client):
     lines = client.get("/metrics").text.splitlines()
     (line,) = (each for each in lines if each.startswith("duetime_api_spooled_messages "))
     return float(line.split()[1])
+
+
+@pytest.mark.system
+def test_a_record_that_the_topic_does_not_take_holds_up_no_other(settings, topics, tmp_path):  # noqa: ARG001
+    intake = f"{settings.namespace}.in"
+    configure(AdminClient(librdkafka_properties(settings)), intake, "max.message.bytes", "20000")
+    named = alike(settings, tmp_path)
+    kept = Spool(named.api_spool, MIB)
+    kept.put([of(settings, each, "x" * (30_000 if each == 3 else 3_000)) for each in range(9)])
+    kept.close()
+
+    running = Running(named)
+    with httpx.Client(base_url=url(named), timeout=30) as client:
+        eventually(lambda: len(everything_taken_in(settings)) == 8)
+        large = {"topic": "orders", "in": "1h", "value": "x" * 30_000}
+        assert problem_of(client.post("/v1/messages", json=large)) == (422, "refused")
+        assert client.post("/v1/messages", json=message(9)).status_code == 201
+    running.stop()
+
+    assert sorted(everything_taken_in(settings)) == [f"m{each}" for each in range(10) if each != 3]
+
+
+def of(settings, number, value):
+    wanted = Wanted(topic="orders", value=value)
+    return scheduled(wanted, settings, due_ms=1_000, now_ms=2_000, unique=f"m{number}")
 
 
 @pytest.mark.system

@@ -11,6 +11,8 @@ request -> guard      limits of size and time, for every request
            dashboard  the page for people, of the same requests
            keys       what senders called their messages: the same answer twice
         -> courier    records to Kafka, and when they have arrived
+           parcel     what has become of records that were sent together
+           clerk      the one thread that has the spool
            spool      what is accepted while Kafka does not answer
            readback   after a crash: what of it has arrived
 errors  -> problems   RFC 9457, with the reasons of duetime.errors

@@ -7,24 +7,28 @@ something is spooled  -> spool          -> drained in order, once what is before
 ```
 The client tries for ever, and sends each record once (idempotence): so this process hears whether a
 record has arrived, or ends before. Then the next one reads back what has (`readback`).
+
+What Kafka refuses is sent once more alone: its client sends several at a time, and they are refused
+together. What is refused alone, too, is the sender's mistake, or is set aside in the spool.
 """
 
 import asyncio
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self
 
+from duetime.api.clerk import Clerk
+from duetime.api.parcel import Parcel, Refusals
 from duetime.api.readback import arrived
-from duetime.api.spool import Spool, SpoolFull
+from duetime.api.spool import Spool, Spooled, SpoolFull
 from duetime.client import Producer
 from duetime.clock import Clock
 from duetime.config import Settings
-from duetime.errors import DuetimeError, KafkaError
-from duetime.metrics import API_MESSAGES, API_SPOOLED
+from duetime.errors import DuetimeError, KafkaError, RecordRefused
+from duetime.message import MessageId
+from duetime.metrics import API_MESSAGES, API_REFUSED, API_SPOOLED
 from duetime.outgoing import Outgoing
 
 log = logging.getLogger(__name__)
@@ -51,16 +55,6 @@ FEW = 100
 #: Never given up: what was handed over may have arrived, and only trying on tells.
 FOR_EVER: dict[str, Any] = {"delivery.timeout.ms": 0, "reconnect.backoff.max.ms": 1_000}
 
-_Done = TypeVar("_Done")
-
-
-class Put(NamedTuple):
-    """What one request has for the spool, and the numbers that it gets there."""
-
-    records: Sequence[Outgoing]
-    taken_ms: int | None
-    numbers: "Future[list[int]]"
-
 
 class Courier:
     """Sends records. Enter it in a running event loop; it closes the spool at its end."""
@@ -72,16 +66,16 @@ class Courier:
         self._producer = Producer(settings, **FOR_EVER)
         self._ended = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="courier", daemon=True)
-        # One thread: what is asked of the spool is done in the order in which it was asked.
-        self._clerk = ThreadPoolExecutor(1, "spool")
+        self._clerk = Clerk(spool)
         #: Whether the last one that was to be spooled found no room.
         self.is_full = False
+        #: Whether what is in the spool cannot be sent, and not because of Kafka.
+        self.is_stuck = False
         #: Whether records have to queue behind others in the spool.
         self._spooling = spool.depth() > 0
         self._putting = 0
-        self._puts: deque[Put] = deque()
         #: The numbers of what was handed over before it was spooled.
-        self._arriving: dict[asyncio.Future[None], Sequence[int]] = {}
+        self._arriving: dict[asyncio.Future[Refusals], Sequence[int]] = {}
         self._filled = asyncio.Event()
         #: Whether few are left in the spool, and Kafka takes them.
         self._ending = False
@@ -102,11 +96,13 @@ class Courier:
         await asyncio.to_thread(self._producer.flush, FLUSH_S)
         self._ended.set()
         await asyncio.to_thread(self._poller.join)
-        self._clerk.shutdown()
-        self._spool.close()
+        self._clerk.close()
 
     async def send(self, records: Sequence[Outgoing]) -> bool:
-        """Returns whether Kafka has them; if not, the spool has. Raises KafkaError, SpoolFull."""
+        """Returns whether Kafka has them; if not, the spool has.
+
+        Raises KafkaError, RecordRefused, SpoolFull, SpoolFailed.
+        """
         if not records:
             return not self._spooling
         if self._spooling and self._ending:
@@ -120,13 +116,25 @@ class Courier:
         if not arriving.done():
             await asyncio.shield(self._put(records, taken_ms, arriving))
             return False
-        arriving.result()
+        if refused := arriving.result():
+            await self._try_alone([each for each in records if str(each.id) in refused])
         API_MESSAGES.labels("kafka").inc(len(records))
         return True
 
+    async def find(self, id: MessageId) -> Outgoing | None:  # noqa: A002 (what all call it)
+        """The message, if it is in the spool. Raises SpoolFailed."""
+        return await self._clerk.ask(self._spool.find, id) if self._spooling else None
+
+    async def withdraw(self, id: MessageId) -> bool:  # noqa: A002 (what all call it)
+        """Take the message out of the spool; False where it is not there, or taken already."""
+        withdrawn = self._spooling and await self._clerk.ask(self._spool.withdraw, id)
+        if withdrawn:
+            API_SPOOLED.dec()
+        return withdrawn
+
     async def spooled(self) -> int:
         """How many are in the spool."""
-        count: int = await self._ask(self._spool.depth)
+        count: int = await self._clerk.ask(self._spool.depth)
         return count
 
     async def _end_of_spool(self) -> None:
@@ -141,7 +149,7 @@ class Courier:
         self,
         records: Sequence[Outgoing],
         taken_ms: int | None = None,
-        arriving: "asyncio.Future[None] | None" = None,
+        arriving: "asyncio.Future[Refusals] | None" = None,
     ) -> None:
         """Spool them. Those that are arriving are taken out when they have."""
         if not self._spooling:
@@ -150,7 +158,7 @@ class Courier:
         self._emptied.clear()
         self._putting += 1
         try:
-            numbers = await self._kept(records, taken_ms)
+            numbers = await self._clerk.keep(records, taken_ms)
         except SpoolFull:
             self.is_full = True
             raise
@@ -163,24 +171,6 @@ class Courier:
         if arriving:
             self._arriving[arriving] = numbers
 
-    async def _kept(self, records: Sequence[Outgoing], taken_ms: int | None) -> list[int]:
-        put = Put(records, taken_ms, Future())
-        self._puts.append(put)
-        self._clerk.submit(self._keep)
-        return await asyncio.wrap_future(put.numbers)
-
-    def _keep(self) -> None:
-        """In the clerk's thread: one write to the disk for all that came during the last one."""
-        puts = [self._puts.popleft() for _ in range(len(self._puts))]
-        try:
-            kept = self._spool.put_all([(each.records, each.taken_ms) for each in puts])
-        except Exception as error:  # noqa: BLE001 (whoever waits is to hear of it)
-            for put in puts:
-                put.numbers.set_exception(error)
-            return
-        for put, numbers in zip(puts, kept, strict=True):
-            put.numbers.set_result(numbers)
-
     async def _drain(self, *, crashed: bool) -> None:
         """Hand over what is spooled, in order, for as long as there is any; again and again."""
         while True:
@@ -190,8 +180,11 @@ class Courier:
                     await self._read_back()
                     crashed = False
                 await self._drain_once()
-            except DuetimeError as error:
-                log.warning("the spool waits: %s", error)
+            except Exception as error:  # noqa: BLE001 (ended, it would strand what was accepted)
+                self.is_stuck = not isinstance(error, KafkaError)
+                # Of a stranger's error nobody knows whose words are in it.
+                told = error if isinstance(error, DuetimeError) else type(error).__name__
+                log.warning("the spool waits: %s", told)
                 crashed = True
                 await asyncio.sleep(ASK_AGAIN_S)
 
@@ -200,22 +193,48 @@ class Courier:
         # What was handed over before it was spooled is before all that is in the spool.
         while self._arriving:
             arriving, numbers = next(iter(self._arriving.items()))
-            await arriving
+            if refused := await arriving:
+                # They are found not to have arrived, and come again with the next ones.
+                raise KafkaError(f"Kafka has refused {len(refused)} of them: sending them again")
             await self._remove(numbers)
             del self._arriving[arriving]
-        taken = await self._ask(self._spool.take, AT_ONCE, self._clock.now_ms())
+        taken = await self._clerk.ask(self._spool.take, AT_ONCE, self._clock.now_ms())
+        self.is_stuck = False
         self._ending = len(taken) < FEW
         if taken:
-            await self._hand_over([each.record for each in taken])
-            await self._remove([each.number for each in taken])
+            refused = await self._hand_over([each.record for each in taken])
+            there = [each.number for each in taken if str(each.record.id) not in refused]
+            await self._remove(there)
+            await self._set_aside([each for each in taken if str(each.record.id) in refused])
         elif not (self._putting or self._arriving):
             self._filled.clear()
             self._spooling = self._ending = False
             self._emptied.set()
             log.info("the spool is empty")
 
+    async def _try_alone(self, refused: Sequence[Outgoing]) -> None:
+        """Send each once more. Raises RecordRefused when all were tried."""
+        again: dict[str, RecordRefused] = {}
+        for record in refused:
+            again |= await self._hand_over([record])
+        for error in again.values():
+            raise error
+
+    async def _set_aside(self, refused: Sequence[Spooled]) -> None:
+        """Those that are refused alone, too: they would hold up all that is behind them."""
+        for each in refused:
+            try:
+                await self._try_alone([each.record])
+            except RecordRefused as error:
+                await self._clerk.ask(self._spool.set_aside, each.number)
+                API_SPOOLED.dec()
+                API_REFUSED.inc()
+                log.warning("set aside id=%s error=%s", each.record.id, error)
+            else:
+                await self._remove([each.number])
+
     async def _remove(self, numbers: Sequence[int]) -> None:
-        await self._ask(self._spool.remove, numbers)
+        await self._clerk.ask(self._spool.remove, numbers)
         API_SPOOLED.dec(len(numbers))
         self.is_full = False
 
@@ -225,56 +244,23 @@ class Courier:
             # Their client may still succeed.
             await asyncio.wait(self._arriving)
             self._arriving.clear()
-        taken = await self._ask(self._spool.taken)
+        taken = await self._clerk.ask(self._spool.taken)
         found = await asyncio.to_thread(arrived, self._settings, taken)
-        await self._ask(self._spool.settle, found)
-        API_SPOOLED.set(await self._ask(self._spool.depth))
+        await self._clerk.ask(self._spool.settle, found)
+        API_SPOOLED.set(await self._clerk.ask(self._spool.depth))
         log.info("read back taken=%d arrived=%d", len(taken), len(found))
 
-    def _hand_over(self, records: Sequence[Outgoing]) -> "asyncio.Future[None]":
-        """The future ends when all have arrived, or raises KafkaError."""
+    def _hand_over(self, records: Sequence[Outgoing]) -> "asyncio.Future[Refusals]":
+        """The future ends when all are reported: see Parcel."""
         parcel = Parcel(asyncio.get_running_loop(), len(records))
         for record in records:
-            self._producer.send(record, parcel.reported)
+            try:
+                self._producer.send(record, parcel.reported)
+            except KafkaError as error:
+                # The others are on their way: whoever waits must hear of them, too.
+                parcel.reported(error, str(record.id))
         return parcel.arrived
 
     def _poll(self) -> None:
         while not self._ended.is_set():
             self._producer.poll(POLL_S)
-
-    async def _ask(self, do: Callable[..., _Done], *arguments: object) -> _Done:
-        return await asyncio.get_running_loop().run_in_executor(self._clerk, do, *arguments)
-
-
-class Parcel:
-    """What is known about records that were handed over together."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
-        self.arrived: asyncio.Future[None] = loop.create_future()
-        self._loop = loop
-        self._left = count
-        self._error: KafkaError | None = None
-        # Reports come in from the thread that polls, and from whoever sends.
-        self._lock = threading.Lock()
-
-    def reported(self, error: KafkaError | None, _: str) -> None:
-        """One of them has arrived, or will not."""
-        with self._lock:
-            self._left -= 1
-            self._error = self._error or error
-            left = self._left
-        if not left:
-            # At the end nobody may be there any more.
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._end)
-
-    def _end(self) -> None:
-        # Who waited may have gone.
-        if self.arrived.done():
-            return
-        if self._error:
-            self.arrived.set_exception(self._error)
-            # Who waited may have gone: nobody need be told then.
-            self.arrived.exception()
-        else:
-            self.arrived.set_result(None)

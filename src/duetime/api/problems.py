@@ -7,10 +7,11 @@
 404  unknown-message         nothing that waits, and no dead letter, is called so
 409  too-late, id-taken      it is delivered or about to be; the id is another message's
 413  too-large               a message, a batch or a body
-422  (any other reason)      the message cannot be taken
+422  (any other reason)      the message cannot be taken; refused: by Kafka itself
 429  too-many                the token's rate is used up
 503  kafka, timeout          try again, after Retry-After
      spool-full              so does this
+     spool-failed            and this: the spool's file cannot be used
 ```
 
 Nothing that was sent is repeated in a problem: it may be logged on its way.
@@ -26,12 +27,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
-from duetime.api.spool import SpoolFull
+from duetime.api.spool import SpoolFailed, SpoolFull
 from duetime.errors import (
     DuetimeError,
     InvalidMessage,
     KafkaError,
     Reason,
+    RecordRefused,
     TooLate,
     UnknownMessage,
 )
@@ -127,8 +129,10 @@ STATUS: Sequence[tuple[type[DuetimeError], HTTPStatus]] = (
     (TooMany, HTTPStatus.TOO_MANY_REQUESTS),
     (InvalidMessage, HTTPStatus.UNPROCESSABLE_ENTITY),
     (Invalid, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (RecordRefused, HTTPStatus.UNPROCESSABLE_ENTITY),
     (KafkaError, HTTPStatus.SERVICE_UNAVAILABLE),
     (SpoolFull, HTTPStatus.SERVICE_UNAVAILABLE),
+    (SpoolFailed, HTTPStatus.SERVICE_UNAVAILABLE),
 )
 
 

@@ -1,11 +1,14 @@
 """What was accepted and is not in Kafka yet: a file that survives `kill -9`, in order of arrival.
 
 ```
-put     a record is accepted: it is on the disk when this returns
-take    the next ones are handed to Kafka's client: noted before, because they may arrive
-remove  Kafka has them
-taken   after a crash: those of which Kafka may have any
-settle  and now it is known which
+put       a record is accepted: it is on the disk when this returns
+find      one that is there
+withdraw  one that was not taken yet is not to be sent any more
+take      the next ones are handed to Kafka's client: noted before, because they may arrive
+remove    Kafka has them
+set_aside Kafka never will: they stay in the file, and nobody takes them
+taken     after a crash: those of which Kafka may have any
+settle    and now it is known which
 ```
 One thread at a time. SQLite in WAL mode, with an fsync for every write.
 """
@@ -22,7 +25,7 @@ from duetime.errors import DuetimeError, SetupError
 from duetime.message import MessageId
 from duetime.outgoing import Header, Outgoing
 
-#: `taken` is a table of its own, so that noting it does not write a payload once more.
+#: `taken` and `aside` are tables of their own, so that noting does not write a payload once more.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS spool (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -33,9 +36,12 @@ CREATE TABLE IF NOT EXISTS spool (
     headers TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS taken (number INTEGER PRIMARY KEY, taken_ms INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS aside (number INTEGER PRIMARY KEY);
 CREATE TRIGGER IF NOT EXISTS removed DELETE ON spool
     BEGIN DELETE FROM taken WHERE number = OLD.number; END;
 """
+
+COLUMNS = "number, id, topic, key, value, headers"
 
 #: Room beyond the limit, in pages: what was accepted can be noted as taken, and removed.
 NOTES_PAGES = 1_024
@@ -45,6 +51,12 @@ class SpoolFull(DuetimeError):
     """Kafka does not answer, and there is no room for more in the spool or on its disk."""
 
     reason = "spool-full"
+
+
+class SpoolFailed(DuetimeError):
+    """The spool's file cannot be read or written, or what is in it cannot be sent."""
+
+    reason = "spool-failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +85,7 @@ class Spool:
             ) from error
 
     def put(self, records: Sequence[Outgoing], taken_ms: int | None = None) -> list[int]:
-        """Keep them, all or none; returns the numbers of new ones. Raises SpoolFull.
+        """Keep them, all or none; returns the numbers of new ones. Raises SpoolFull, SpoolFailed.
 
         `taken_ms` is when they were handed to Kafka's client, if they were.
         """
@@ -84,16 +96,36 @@ class Spool:
         try:
             with self._transaction(self._pages):
                 return [self._put(records, taken_ms) for records, taken_ms in puts]
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
-                raise
+                raise failed(error) from error
             raise SpoolFull("Kafka does not answer, and the spool is full: try later") from error
+
+    def find(self, id: MessageId) -> Outgoing | None:  # noqa: A002 (what all call it)
+        """The message with this id, taken or not."""
+        rows = self._db.execute(
+            f"SELECT {COLUMNS} FROM spool "  # noqa: S608 (a constant)
+            "WHERE id = ? AND number NOT IN (SELECT number FROM aside)",
+            (str(id),),
+        ).fetchall()
+        return _spooled(rows[0]).record if rows else None
+
+    def withdraw(self, id: MessageId) -> bool:  # noqa: A002 (what all call it)
+        """Take out the message with this id, unless it was taken; returns whether it was there."""
+        with self._transaction():
+            done = self._db.execute(
+                "DELETE FROM spool WHERE id = ? AND number NOT IN (SELECT number FROM taken) "
+                "AND number NOT IN (SELECT number FROM aside)",
+                (str(id),),
+            )
+        return done.rowcount > 0
 
     def take(self, most: int, now_ms: int) -> list[Spooled]:
         """The next ones that were not taken yet, in order."""
         rows = self._db.execute(
-            "SELECT number, id, topic, key, value, headers FROM spool "
-            "WHERE number NOT IN (SELECT number FROM taken) ORDER BY number LIMIT ?",
+            f"SELECT {COLUMNS} FROM spool "  # noqa: S608 (a constant)
+            "WHERE number NOT IN (SELECT number FROM taken) "
+            "AND number NOT IN (SELECT number FROM aside) ORDER BY number LIMIT ?",
             (most,),
         ).fetchall()
         with self._transaction():
@@ -104,6 +136,12 @@ class Spool:
         """Kafka has these. Safe to repeat."""
         with self._transaction():
             self._each("DELETE FROM spool WHERE number = ?", [(each,) for each in numbers])
+
+    def set_aside(self, number: int) -> None:
+        """Kafka refuses this one: it stays in the file, for whoever runs it. Safe to repeat."""
+        with self._transaction():
+            self._db.execute("INSERT OR IGNORE INTO aside VALUES (?)", (number,))
+            self._db.execute("DELETE FROM taken WHERE number = ?", (number,))
 
     def taken(self) -> dict[str, int]:
         """When each that was taken was first taken, epoch ms, by its id."""
@@ -120,8 +158,10 @@ class Spool:
             self._db.execute("DELETE FROM taken")
 
     def depth(self) -> int:
-        """How many there are."""
-        (count,) = self._db.execute("SELECT count(*) FROM spool").fetchone()
+        """How many there are to be sent."""
+        (count,) = self._db.execute(
+            "SELECT (SELECT count(*) FROM spool) - (SELECT count(*) FROM aside)"
+        ).fetchone()
         return int(count)
 
     def close(self) -> None:
@@ -171,6 +211,11 @@ class Spool:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+
+def failed(error: sqlite3.Error) -> SpoolFailed:
+    """The error for what SQLite says; none of its words are of a message."""
+    return SpoolFailed(f"the spool's file cannot be used ({error}): see its disk, and api_spool")
 
 
 def _text(headers: Iterable[Header]) -> str:

@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from duetime.api.desk import AtDesk, caller_of
 from duetime.api.models import Counts, State, counts
-from duetime.api.spool import SpoolFull
+from duetime.api.spool import SpoolFailed, SpoolFull
 from duetime.clock import parse_instant
 from duetime.status import status as ask
 from duetime.stores.reader import within
@@ -59,7 +59,9 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(desk: AtDesk) -> dict[str, str]:
-    """Whether messages are taken, by Kafka or the spool: 503 when that is full."""
+    """Whether messages are taken, and sent: 503 when the spool is full, or cannot be emptied."""
+    if desk.courier.is_stuck:
+        raise SpoolFailed("what is in the spool cannot be sent: see the log")
     if desk.courier.is_full:
         raise SpoolFull("Kafka does not answer, and the spool is full")
     return {"status": "ok"}

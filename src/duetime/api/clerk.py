@@ -1,0 +1,61 @@
+"""Who has the spool's file: one thread, so that what is asked is done in the order of asking."""
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+from duetime.api.spool import Spool, failed
+from duetime.outgoing import Outgoing
+
+_Done = TypeVar("_Done")
+
+
+class Put(NamedTuple):
+    """What one request has for the spool, and the numbers that it gets there."""
+
+    records: Sequence[Outgoing]
+    taken_ms: int | None
+    numbers: "Future[list[int]]"
+
+
+class Clerk:
+    """Does with the spool what is asked from the event loop."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._thread = ThreadPoolExecutor(1, "spool")
+        self._puts: deque[Put] = deque()
+
+    async def ask(self, do: Callable[..., _Done], *arguments: object) -> _Done:
+        """What this method of the spool gives. Raises SpoolFailed."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, do, *arguments)
+        except sqlite3.Error as error:
+            raise failed(error) from error
+
+    async def keep(self, records: Sequence[Outgoing], taken_ms: int | None) -> list[int]:
+        """As `Spool.put`."""
+        put = Put(records, taken_ms, Future())
+        self._puts.append(put)
+        self._thread.submit(self._keep)
+        return await asyncio.wrap_future(put.numbers)
+
+    def close(self) -> None:
+        """Close the file, when all is done that was asked."""
+        self._thread.shutdown()
+        self._spool.close()
+
+    def _keep(self) -> None:
+        """In the thread: one write to the disk for all that came during the last one."""
+        puts = [self._puts.popleft() for _ in range(len(self._puts))]
+        try:
+            kept = self._spool.put_all([(each.records, each.taken_ms) for each in puts])
+        except Exception as error:  # noqa: BLE001 (whoever waits is to hear of it)
+            for put in puts:
+                put.numbers.set_exception(error)
+            return
+        for put, numbers in zip(puts, kept, strict=True):
+            put.numbers.set_result(numbers)

@@ -1,0 +1,166 @@
+"""What becomes of accepted messages when disk or Kafka misbehave. A Kafka made of a list."""
+
+import logging
+import sqlite3
+import threading
+
+import pytest
+from tests.api.conftest import NOWHERE, problem_of
+from tests.conftest import eventually
+
+from duetime.api.spool import Spool
+from duetime.errors import KafkaError, RecordRefused
+from duetime.metrics import API_REFUSED
+
+
+class ListedKafka:
+    """A producer whose records arrive when it is open, but for those that are too large."""
+
+    def __init__(self):
+        self.arrived = []
+        self.refused = ()
+        self.is_open = threading.Event()
+        self._waiting = []
+
+    def __call__(self, *_, **__):
+        return self
+
+    def send(self, record, report):
+        self._waiting.append((record, report))
+
+    def poll(self, timeout_s):
+        if not self.is_open.wait(timeout_s):
+            return
+        # As librdkafka does: what is sent together is refused together.
+        waiting, self._waiting = self._waiting, []
+        bad = any(record.id.unique in self.refused for record, _ in waiting)
+        for record, report in waiting:
+            if not bad:
+                self.arrived.append(record.id.unique)
+            report(RecordRefused("too large") if bad else None, str(record.id))
+        self.is_open.wait(0.01)
+
+    def flush(self, _):
+        return 0
+
+
+@pytest.fixture
+def kafka(monkeypatch):
+    listed = ListedKafka()
+    monkeypatch.setattr("duetime.api.courier.Producer", listed)
+    monkeypatch.setattr(
+        "duetime.api.courier.arrived",
+        lambda _, taken: {each for each in taken if each.partition("-")[2] in listed.arrived},
+    )
+    monkeypatch.setattr("duetime.api.courier.ACKNOWLEDGE_S", 0.1)
+    monkeypatch.setattr("duetime.api.courier.ASK_AGAIN_S", 0.05)
+    return listed
+
+
+def post(client, *names, **parts):
+    batch = [{"topic": "orders", "in": "1h", "id": each, "value": "v"} | parts for each in names]
+    return client.post("/v1/messages", json=batch)
+
+
+def test_a_disk_that_fails_once_does_not_end_the_draining(serving, kafka, monkeypatch, caplog):
+    failing, took = threading.Event(), Spool.take
+
+    def take(self, *arguments):
+        if failing.is_set():
+            raise sqlite3.OperationalError("disk I/O error")
+        return took(self, *arguments)
+
+    monkeypatch.setattr(Spool, "take", take)
+    failing.set()
+    client = serving(NOWHERE)
+    assert post(client, "a").status_code == 202
+    assert post(client, "b").status_code == 202
+    assert client.get("/readyz").status_code == 200
+    kafka.is_open.set()
+
+    eventually(lambda: client.get("/readyz").status_code == 503)
+    assert problem_of(client.get("/readyz")) == (503, "spool-failed")
+    assert "disk I/O error" in caplog.text
+    failing.clear()
+
+    eventually(lambda: client.get("/readyz").status_code == 200)
+    eventually(lambda: kafka.arrived == ["a", "b"])
+
+
+def test_an_error_that_nobody_thought_of_does_not_end_it_either(serving, kafka, monkeypatch):
+    errors, took = [ValueError("secret")], Spool.take
+
+    def take(self, *arguments):
+        if errors:
+            raise errors.pop()
+        return took(self, *arguments)
+
+    monkeypatch.setattr(Spool, "take", take)
+    client = serving(NOWHERE)
+    post(client, "a")
+    post(client, "b")
+    kafka.is_open.set()
+
+    eventually(lambda: kafka.arrived == ["a", "b"])
+
+
+def test_a_disk_that_takes_nothing_says_when_to_try_again(serving, kafka, monkeypatch):  # noqa: ARG001
+    client = serving(NOWHERE.model_copy(update={"api_spool_bytes": 1024 * 1024}))
+    monkeypatch.setattr(Spool, "_put", failing_put)
+    answer = post(client, "a")
+    assert problem_of(answer) == (503, "spool-failed")
+    assert int(answer.headers["retry-after"]) > 0
+
+
+def failing_put(*_):
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+    raise error
+
+
+def test_what_kafka_refuses_for_good_is_set_aside_and_the_rest_is_sent_once(serving, kafka, caplog):
+    client, before = serving(NOWHERE), refused()
+    kafka.refused = ("bad",)
+    post(client, "first")
+    post(client, "a", "bad", "b", value="secret")
+    kafka.is_open.set()
+
+    with caplog.at_level(logging.INFO):
+        eventually(lambda: "the spool is empty" in caplog.text)
+
+    assert sorted(kafka.arrived) == ["a", "b", "first"]
+    assert refused() - before == 1
+    assert "-bad" in caplog.text
+    assert "secret" not in caplog.text
+    assert post(client, "c").status_code == 201
+
+
+def refused():
+    return API_REFUSED._value.get()
+
+
+def test_what_kafka_refuses_at_once_is_the_senders_mistake(serving, kafka):
+    kafka.is_open.set()
+    kafka.refused = ("bad",)
+    client = serving(NOWHERE)
+
+    assert problem_of(post(client, "a", "bad")) == (422, "refused")
+
+    assert kafka.arrived == ["a"]
+    assert post(client, "b").status_code == 201
+
+
+def test_of_several_that_fail_on_the_way_all_are_heard_of(serving, kafka, monkeypatch):
+    sent = ListedKafka.send
+
+    def send(self, record, report):
+        if record.id.unique == "b" and not self.arrived:
+            raise KafkaError("the local queue is gone")
+        sent(self, record, report)
+
+    monkeypatch.setattr(ListedKafka, "send", send)
+    kafka.is_open.set()
+    client = serving(NOWHERE)
+
+    assert problem_of(post(client, "a", "b")) == (503, "kafka")
+    assert kafka.arrived == ["a"]
