@@ -1,10 +1,14 @@
 """What is refused before Kafka is asked: these tests need none."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from tests.api.conftest import NOWHERE, problem_of
 
 from duetime.api.keys import Keys
 from duetime.api.models import NewMessage
+from duetime.errors import KafkaError
 
 
 @pytest.mark.parametrize(
@@ -66,3 +70,42 @@ def test_the_oldest_ids_are_forgotten():
     assert keys.due_ms(messages[0]) is None
     assert keys.due_ms(messages[2]) == 300_000
     assert keys.note(messages[1:], records[1:]) == []
+
+
+#: As many requests as the framework has threads for.
+THREADS = 40
+
+
+def test_metrics_are_answered_while_every_thread_waits_for_kafka(serving, monkeypatch):
+    entered, over = threading.Semaphore(0), threading.Event()
+
+    def wait_for_kafka(*_):
+        entered.release()
+        over.wait()
+        raise KafkaError("it does not answer")
+
+    monkeypatch.setattr("duetime.api.state.ask", wait_for_kafka)
+    client = serving(NOWHERE)
+    with ThreadPoolExecutor(THREADS) as pool:
+        hanging = [pool.submit(client.get, "/v1/status") for _ in range(THREADS)]
+        try:
+            assert all(entered.acquire(timeout=20) for _ in range(THREADS))
+            assert client.get("/metrics", timeout=5).status_code == 200
+        finally:
+            over.set()
+        assert {each.result().status_code for each in hanging} == {503}
+
+
+def test_a_fault_of_our_own_is_a_problem_too_and_tells_nothing_of_itself(
+    serving, monkeypatch, caplog
+):
+    def broken(*_):
+        raise LookupError("secret")
+
+    monkeypatch.setattr("duetime.api.state.ask", broken)
+    answer = serving(NOWHERE).get("/v1/status")
+
+    assert problem_of(answer) == (500, "internal")
+    assert "secret" not in answer.text
+    assert "secret" not in caplog.text
+    assert "LookupError" in caplog.text

@@ -30,7 +30,7 @@ WRONG: dict[int | str, dict[str, Any]] = {
     413: PROBLEM | {"description": "Too large."},
     422: PROBLEM | {"description": "It cannot be taken; `reason` and `errors` say why."},
     429: PROBLEM | {"description": "The token's rate is used up; see Retry-After."},
-    500: PROBLEM | {"description": "A setting is wrong; `detail` says which."},
+    500: PROBLEM | {"description": "A setting is wrong, and `detail` says which; or duetime is."},
     503: PROBLEM | {"description": "Kafka does not answer, or not in time; see Retry-After."},
 }
 

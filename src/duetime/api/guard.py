@@ -1,4 +1,7 @@
-"""Limits that hold for every request: how large its body, and how long until the answer begins."""
+"""Limits that hold for every request: how large its body, and how long until the answer begins.
+
+Also the last place where an error that nobody expected becomes an answer.
+"""
 
 import asyncio
 import time
@@ -7,7 +10,7 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from duetime.api.problems import RETRY_AFTER_S, problem
+from duetime.api.problems import RETRY_AFTER_S, fault, problem
 from duetime.config import Settings
 from duetime.metrics import API_SECONDS
 
@@ -46,8 +49,13 @@ class Guard:
                 f"over api_request_seconds ({self._seconds:g}): try again, with the same id",
                 headers={"Retry-After": str(RETRY_AFTER_S), "Connection": "close"},
             )
+        except Exception as error:  # noqa: BLE001 (whoever asks gets an answer)
+            # Here and not as the app's handler: Starlette would raise it again, and log its text.
+            response = fault(error)
         else:
             return
+        # There is no more to end.
+        answer.limit = None
         if not answer.status:
             await response(scope, receive, answer.send)
 

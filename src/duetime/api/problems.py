@@ -9,6 +9,7 @@
 413  too-large               a message, a batch or a body
 422  (any other reason)      the message cannot be taken; refused: by Kafka itself
 429  too-many                the token's rate is used up
+500  internal                an error of duetime's own; else its setup is wrong
 503  kafka, timeout          try again, after Retry-After
      spool-full              so does this
      spool-failed            and this: the spool's file cannot be used
@@ -17,8 +18,11 @@
 Nothing that was sent is repeated in a problem: it may be logged on its way.
 """
 
+import logging
+import traceback
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -37,6 +41,8 @@ from duetime.errors import (
     TooLate,
     UnknownMessage,
 )
+
+log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -175,6 +181,18 @@ def of_error(error: DuetimeError) -> JSONResponse:
         ],
         headers=_headers(error, status),
     )
+
+
+def fault(error: Exception) -> JSONResponse:
+    """The answer for an error that nobody expected, which is logged: what it is, and where.
+
+    Its text is neither told nor logged: nobody knows what is in it.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "nowhere"
+    log.error("request failed error=%s place=%s", type(error).__name__, place)
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    return problem(status, "internal", "duetime has failed, and its log says where")
 
 
 def schemas() -> dict[str, Any]:

@@ -68,6 +68,6 @@ async def readyz(desk: AtDesk) -> dict[str, str]:
 
 
 @router.get("/metrics", dependencies=ANY_TOKEN, response_class=Response)
-def metrics() -> Response:
-    """For Prometheus."""
+async def metrics() -> Response:
+    """For Prometheus. Not in a thread: all of them may be waiting for Kafka."""
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
