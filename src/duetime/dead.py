@@ -106,6 +106,10 @@ class DeadLetters:
         """The last ones to have died, of those that are meant, the oldest of them first."""
         return list(deque(self._letters(selection), maxlen=limit))
 
+    def count(self, selection: Selection) -> int:
+        """How many are meant."""
+        return sum(1 for _ in self._letters(selection))
+
     def find(self, number: int) -> DeadLetter:
         """The one with this number. Raises UnknownMessage."""
         for letter in self._letters(Selection(numbers=frozenset((number,)))):

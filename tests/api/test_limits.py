@@ -1,13 +1,14 @@
 """Who may do what, and how much."""
 
 import pytest
+from tests.conftest import dead_letters_of
 
 from duetime.api.problems import TooMany
 from duetime.api.tokens import Rate
 
 pytestmark = pytest.mark.system
 
-SECRET, OTHER = "0123456789abcdef-secret", "fedcba9876543210-secret"
+SECRET, OTHER, SLOW = "0123456789abcdef-secret", "fedcba9876543210-secret", "seldom-0123456789"
 
 
 @pytest.fixture
@@ -15,6 +16,8 @@ def guarded(serving, settings, topics):  # noqa: ARG001 (the topics must be ther
     tokens = {
         "shop": {"token": SECRET, "topics": ["orders-*"], "rate": 10},
         "all": {"token": OTHER},
+        # One message in 100 seconds.
+        "slow": {"token": SLOW, "rate": 0.01},
     }
     named = type(settings)(**settings.model_dump() | {"api_tokens": tokens})
     return serving(named)
@@ -63,6 +66,31 @@ def test_a_token_sends_so_many_a_second(guarded):
     assert reason_of(answer) == (429, "too-many")
     assert answer.headers["retry-after"] == "1"
     assert guarded.post("/v1/messages", json=batch, headers=bearer(OTHER)).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("/v1/messages/{id}/reschedule", {"in": "30m"}, {"in": "30m"}),
+        ("/v1/messages/{id}/deliver-now", None, None),
+        ("/v1/dead/redrive", {"numbers": [0]}, {"numbers": [1]}),
+    ],
+    ids=lambda each: each[0].rpartition("/")[2],
+)
+def test_whatever_sends_a_message_counts(guarded, wheel, settings, now_ms, change):
+    path, *bodies = change
+    write_letter = dead_letters_of(settings)
+    paths = []
+    for _ in bodies:
+        paths.append(path.format(id=wheel.message("orders-eu", now_ms + 600_000)))
+        write_letter()
+
+    assert guarded.post(paths[0], json=bodies[0], headers=bearer(SLOW)).status_code == 200
+    answer = guarded.post(paths[1], json=bodies[1], headers=bearer(SLOW))
+
+    assert reason_of(answer) == (429, "too-many")
+    assert int(answer.headers["retry-after"]) > 90
+    assert guarded.post(paths[1], json=bodies[1], headers=bearer(OTHER)).status_code == 200
 
 
 def test_a_rate_is_saved_up_for_a_second_and_no_longer():

@@ -52,8 +52,11 @@ def redrive(wanted: Redrive, desk: AtDesk, caller: ByCaller) -> Redriven:
             Reason.UNREADABLE, "say which: numbers, topic, reason, since, or all: true"
         )
     selection = _selection(caller, wanted.topic, wanted.reason, wanted.since, wanted.numbers)
-    sent = DeadLetters(desk.settings).redrive(selection, desk.clock)
-    return Redriven(redriven=sent)
+    letters = DeadLetters(desk.settings)
+    if caller.rate:
+        # All at once: half of them sent, and then an error, would help nobody.
+        caller.spend(letters.count(selection))
+    return Redriven(redriven=letters.redrive(selection, desk.clock))
 
 
 def _selection(

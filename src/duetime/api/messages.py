@@ -123,6 +123,7 @@ def cancel(id: Id, desk: AtDesk, caller: ByCaller) -> None:  # noqa: A002 (what 
 def change(id: Id, due: Due, desk: AtDesk, caller: ByCaller) -> Accepted:  # noqa: A002 (as above)
     """Give a message another time, and with it another id. Not safe to repeat: 404 then."""
     identity = MessageId.parse(id)
+    caller.spend(1)
     _check_seen(identity, desk, caller)
     again = reschedule(
         id, at=instant(due.at), in_=delay(due.in_), settings=desk.settings, clock=desk.clock

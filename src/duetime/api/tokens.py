@@ -5,6 +5,7 @@ The name is what logs may say; the token itself is compared in constant time, an
 
 import hmac
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,11 +21,12 @@ BURST_S = 1.0
 
 @dataclass(kw_only=True)
 class Rate:
-    """So many a second, and a second's worth at once. Not for several threads at a time."""
+    """So many a second, and a second's worth at once. Thread-safe."""
 
     per_second: float
     _left: float = field(init=False)
     _at_s: float = field(default=0.0, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._left = self._most
@@ -39,12 +41,13 @@ class Rate:
 
         More than can ever be saved up may go when all is saved up: it is paid off afterwards.
         """
-        left = min(self._most, self._left + (now_s - self._at_s) * self.per_second)
-        needed = min(float(count), self._most)
-        if left < needed:
-            wait_s = math.ceil((needed - left) / self.per_second)
-            raise TooMany(f"the token may send {self.per_second:g} messages a second", wait_s)
-        self._left, self._at_s = left - count, now_s
+        with self._lock:
+            left = min(self._most, self._left + (now_s - self._at_s) * self.per_second)
+            needed = min(float(count), self._most)
+            if left < needed:
+                wait_s = math.ceil((needed - left) / self.per_second)
+                raise TooMany(f"the token may send {self.per_second:g} messages a second", wait_s)
+            self._left, self._at_s = left - count, now_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
