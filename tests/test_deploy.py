@@ -108,6 +108,11 @@ def test_pods_run_commands_and_mount_volumes_that_exist():
         assert mounted - {"spool"} <= {each["name"] for each in pod["volumes"]}
 
 
+def test_a_second_try_meets_the_process_that_had_the_first():
+    (service,) = (each for each in objects() if each["kind"] == "Service")
+    assert service["spec"]["sessionAffinity"] == "ClientIP"
+
+
 def test_the_configuration_in_the_manifests_is_one():
     (config,) = (each for each in objects() if each["kind"] == "ConfigMap")
     Settings(**tomllib.loads(config["data"]["duetime.toml"]))

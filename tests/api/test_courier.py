@@ -3,6 +3,7 @@
 import logging
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.api.conftest import NOWHERE, problem_of
@@ -164,3 +165,16 @@ def test_of_several_that_fail_on_the_way_all_are_heard_of(serving, kafka, monkey
 
     assert problem_of(post(client, "a", "b")) == (503, "kafka")
     assert kafka.arrived == ["a"]
+
+
+def test_two_tries_at_once_of_one_message_are_sent_once(serving, kafka):
+    client = serving(NOWHERE)
+    with ThreadPoolExecutor(8) as pool:
+        tries = [pool.submit(post, client, "once") for _ in range(8)]
+        answers = [each.result() for each in tries]
+    kafka.is_open.set()
+    post(client, "last")
+
+    eventually(lambda: "last" in kafka.arrived)
+    assert kafka.arrived == ["once", "last"]
+    assert len({each.text for each in answers}) == 1

@@ -1,5 +1,6 @@
 """What is refused before Kafka is asked: these tests need none."""
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -61,15 +62,68 @@ def test_an_id_is_not_taken_by_two_messages(alone):
         assert problem_of(alone.post("/v1/messages", json=message | other)) == (409, "id-taken")
 
 
+def test_one_id_of_a_batch_is_one_message(alone):
+    message = {"topic": "t", "in": "5m", "id": "twice", "value": "v"}
+    first, again = alone.post("/v1/messages", json=[message] * 2).json()["messages"]
+    assert first == again
+    for other in ({"in": "6m"}, {"topic": "other"}, {"value": "w"}):
+        batch = [message | {"id": "both"}, message | {"id": "both"} | other]
+        assert problem_of(alone.post("/v1/messages", json=batch)) == (409, "id-taken")
+    # 1 and true are equal to Python only.
+    batch = [message | {"id": "both", "value": each} for each in (1, True)]
+    assert problem_of(alone.post("/v1/messages", json=batch)) == (409, "id-taken")
+
+
+def noted(*names):
+    messages = [NewMessage(topic="t", id=each, **{"in": "5m"}) for each in names]
+    return messages, [each.record(NOWHERE, 0) for each in messages]
+
+
 def test_the_oldest_ids_are_forgotten():
-    keys = Keys(most=2)
-    messages = [NewMessage(topic="t", id=f"m{each}", **{"in": "5m"}) for each in range(3)]
-    records = [each.record(NOWHERE, 0) for each in messages]
-    assert keys.note(messages, records) == records
-    keys.take(records)
-    assert keys.due_ms(messages[0]) is None
-    assert keys.due_ms(messages[2]) == 300_000
-    assert keys.note(messages[1:], records[1:]) == []
+    async def forgets():
+        keys = Keys(most=2)
+        messages, records = noted("m0", "m1", "m2")
+        async with keys.sending(messages, records) as fresh:
+            assert fresh == records
+        assert keys.due_ms(messages[0]) is None
+        assert keys.due_ms(messages[2]) == 300_000
+        async with keys.sending(messages[1:], records[1:]) as fresh:
+            assert fresh == []
+
+    asyncio.run(forgets())
+
+
+def test_an_id_that_comes_twice_in_a_batch_is_sent_once():
+    async def sends():
+        messages, records = noted("a", "b", "a")
+        async with Keys().sending(messages, records) as fresh:
+            assert fresh == records[:2]
+
+    asyncio.run(sends())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_of_two_tries_at_once_the_second_sends_only_if_the_first_fails(fails):
+    async def try_twice():
+        keys, sent, over = Keys(), [], asyncio.Event()
+
+        async def one(*names):
+            async with keys.sending(*noted(*names)) as fresh:
+                sent.append([each.id.unique for each in fresh])
+                await over.wait()
+                if fails and len(sent) == 1:
+                    raise KafkaError("not now")
+
+        async with asyncio.timeout(5):
+            tries = [asyncio.create_task(one(*names)) for names in ("ab", "ba", "bc")]
+            await asyncio.sleep(0)
+            over.set()
+            await asyncio.gather(*tries, return_exceptions=True)
+        return sent
+
+    first, *others = asyncio.run(try_twice())
+    assert first == ["a", "b"]
+    assert others == ([["b", "a"], ["c"]] if fails else [[], ["c"]])
 
 
 #: As many requests as the framework has threads for.

@@ -66,9 +66,8 @@ async def schedule(wanted: Wanted, desk: AtDesk, caller: ByCaller) -> JSONRespon
     messages = wanted if isinstance(wanted, list) else [wanted]
     records = _records(messages, desk, caller)
     caller.spend(len(records))
-    fresh = desk.keys.note(messages, records)
-    in_kafka = await desk.courier.send(fresh)
-    desk.keys.take(fresh)
+    async with desk.keys.sending(messages, records) as fresh:
+        in_kafka = await desk.courier.send(fresh)
     told = [accepted(each.id) for each in records]
     content = {"messages": told} if isinstance(wanted, list) else told[0]
     return JSONResponse(content, HTTPStatus.CREATED if in_kafka else HTTPStatus.ACCEPTED)
@@ -140,6 +139,7 @@ def deliver_now(id: Id, desk: AtDesk, caller: ByCaller) -> Accepted:  # noqa: A0
 def _records(wanted: Sequence[NewMessage], desk: Desk, caller: Caller) -> list[Outgoing]:
     """All of them, or Invalid."""
     _check_count(len(wanted), desk)
+    desk.keys.check(wanted)
     records, errors, now_ms = [], dict[int, InvalidMessage](), desk.clock.now_ms()
     for index, each in enumerate(wanted):
         caller.check(each.topic)
