@@ -5,6 +5,7 @@ two came first. So it is sent, then looked for there, and what is seen in time i
 """
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 
 from duetime.client import Producer
@@ -46,6 +47,18 @@ def cancel_surely(identity: MessageId, settings: Settings, clock: Clock) -> None
             with Producer(settings) as producer:
                 producer.cancel(str(identity))
             _await_cancelled(reader, identity, last_ms, clock)
+
+
+def found_soon(find: Callable[[], Found], clock: Clock) -> Found:
+    """What it finds, for a message that may have been sent just now. Raises UnknownMessage."""
+    begun_ms = clock.now_ms()
+    while True:
+        try:
+            return find()
+        except UnknownMessage:
+            if clock.now_ms() - begun_ms >= ARRIVAL_MS:
+                raise
+        time.sleep(LOOK_S)
 
 
 def closes_ms(identity: MessageId, settings: Settings) -> int:

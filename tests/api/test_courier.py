@@ -10,6 +10,7 @@ from tests.api.conftest import NOWHERE, problem_of
 from tests.conftest import eventually
 
 from duetime.api.spool import Spool
+from duetime.config import Settings
 from duetime.errors import KafkaError, RecordRefused
 from duetime.metrics import API_REFUSED
 
@@ -178,3 +179,45 @@ def test_two_tries_at_once_of_one_message_are_sent_once(serving, kafka):
     eventually(lambda: "last" in kafka.arrived)
     assert kafka.arrived == ["once", "last"]
     assert len({each.text for each in answers}) == 1
+
+
+def test_a_message_in_the_spool_is_shown_and_can_be_cancelled(serving, kafka):
+    client = serving(NOWHERE)
+    post(client, "first")
+    parts = {"key": "k", "headers": {"a": "1", "due-expires-ms": "9999999999999"}, "partition": 3}
+    told = post(client, "gone", **parts).json()["messages"][0]
+    post(client, "stays")
+
+    shown = client.get(f"/v1/messages/{told['id']}").json()
+    assert (shown["id"], shown["topic"], shown["due"]) == (told["id"], "orders", told["due"])
+    assert (shown["key"], shown["value"], shown["partition"]) == ("k", "v", 3)
+    assert shown["expires_ms"] == 9_999_999_999_999
+    assert [each["name"] for each in shown["headers"]] == ["a"]
+    assert client.delete(f"/v1/messages/{told['id']}").status_code == 204
+    kafka.is_open.set()
+
+    eventually(lambda: kafka.arrived == ["first", "stays"])
+
+
+def test_a_token_neither_sees_nor_cancels_others_messages_in_the_spool(serving, kafka, monkeypatch):
+    monkeypatch.setattr("duetime.api.messages.cancel_surely", no_kafka)
+    monkeypatch.setattr("duetime.api.messages._found", no_kafka)
+    tokens = {
+        "shop": {"token": "0123456789abcdef", "topics": ["goods"]},
+        "all": {"token": "fedcba9876543210"},
+    }
+    client = serving(Settings(**NOWHERE.model_dump() | {"api_tokens": tokens}))
+    client.headers["Authorization"] = "Bearer fedcba9876543210"
+    post(client, "first")
+    told = post(client, "others").json()["messages"][0]
+    client.headers["Authorization"] = "Bearer 0123456789abcdef"
+
+    for call in (client.get, client.delete):
+        assert problem_of(call(f"/v1/messages/{told['id']}")) == (503, "kafka")
+    kafka.is_open.set()
+
+    eventually(lambda: kafka.arrived == ["first", "others"])
+
+
+def no_kafka(*_):
+    raise KafkaError("it does not answer")

@@ -14,6 +14,7 @@ request -> guard      limits of size and time, for every request
            parcel     what has become of records that were sent together
            clerk      the one thread that has the spool
            spool      what is accepted while Kafka does not answer
+           spooled    how that is shown
            readback   after a crash: what of it has arrived
 errors  -> problems   RFC 9457, with the reasons of duetime.errors
 serve, address        the server: host, port, TLS

@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Path, Query
 from fastapi.responses import JSONResponse
 from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 
 from duetime.api.desk import AtDesk, ByCaller, Desk
 from duetime.api.models import (
@@ -26,8 +27,9 @@ from duetime.api.models import (
     summary,
 )
 from duetime.api.problems import Invalid
+from duetime.api.spooled import as_found
 from duetime.api.tokens import Caller
-from duetime.cancelling import cancel_surely, not_waiting
+from duetime.cancelling import cancel_surely, found_soon, not_waiting
 from duetime.clock import delay, instant, parse_instant
 from duetime.errors import InvalidMessage, Reason
 from duetime.message import MessageId
@@ -104,18 +106,22 @@ def list_messages(  # noqa: PLR0913 (a parameter each)
 
 
 @router.get("/{id}")
-def show(id: Id, desk: AtDesk, caller: ByCaller) -> Waiting:  # noqa: A002 (what all call it)
-    """All about a message that waits."""
-    found = _found(MessageId.parse(id), desk, caller)
+async def show(id: Id, desk: AtDesk, caller: ByCaller) -> Waiting:  # noqa: A002 (what all call it)
+    """All about a message that waits, in Kafka or in the spool."""
+    identity = MessageId.parse(id)
+    found = await _in_spool(identity, desk, caller)
+    if found is None:
+        found = await run_in_threadpool(_found, identity, desk, caller)
     return Waiting(**summary(found), **body(found))
 
 
 @router.delete("/{id}", status_code=HTTPStatus.NO_CONTENT)
-def cancel(id: Id, desk: AtDesk, caller: ByCaller) -> None:  # noqa: A002 (what all call it)
+async def cancel(id: Id, desk: AtDesk, caller: ByCaller) -> None:  # noqa: A002 (what all call it)
     """Cancel a message. 204: it will not be delivered; 409: too late; 404: unknown."""
     identity = MessageId.parse(id)
-    _check_seen(identity, desk, caller)
-    cancel_surely(identity, desk.settings, desk.clock)
+    if await _in_spool(identity, desk, caller) and await desk.courier.withdraw(identity):
+        return
+    await run_in_threadpool(_cancel_in_kafka, identity, desk, caller)
 
 
 @router.post("/{id}/reschedule")
@@ -187,6 +193,20 @@ def _found(identity: MessageId, desk: Desk, caller: Caller) -> Found:
     if found is None or not caller.allows(found.topic):
         raise not_waiting(identity, desk.settings, now_ms)
     return found
+
+
+async def _in_spool(identity: MessageId, desk: Desk, caller: Caller) -> Found | None:
+    """The message, if it is in the spool and the caller may know."""
+    record = await desk.courier.find(identity)
+    found = as_found(record) if record else None
+    return found if found and caller.allows(found.topic) else None
+
+
+def _cancel_in_kafka(identity: MessageId, desk: Desk, caller: Caller) -> None:
+    if not caller.sees_all:
+        # Whose it is must be known before it is cancelled.
+        found_soon(lambda: _found(identity, desk, caller), desk.clock)
+    cancel_surely(identity, desk.settings, desk.clock)
 
 
 def _check_seen(identity: MessageId, desk: Desk, caller: Caller) -> None:
