@@ -6,7 +6,7 @@ Settings come, later over earlier, from the defaults, a TOML file (`duetime.toml
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -47,6 +47,10 @@ STORES = {"kafka": "kafka", "redis": "redis", "rediss": "redis", "aerospike": "a
 #: The largest message that Aerospike takes: a record there has less than 1 MiB, with our headers
 #: and what the server itself adds.
 AEROSPIKE_BYTES = 900_000
+
+
+#: How the log is written.
+LogFormat = Literal["text", "json"]
 
 
 class Settings(Connection, BaseSettings):
@@ -131,6 +135,11 @@ class Settings(Connection, BaseSettings):
     )
     metrics_host: str = Field(
         "127.0.0.1", description="The address that metrics are served on; 0.0.0.0 is all of them"
+    )
+    log_format: LogFormat = Field(
+        "text",
+        description="How `duetime run`, `up` and `api` log, on stderr: `text` for people, or "
+        "`json`, an object a line",
     )
     probes: bool = Field(
         True,

@@ -1,7 +1,10 @@
+import json
 import logging
 import sys
 
-from duetime.cli.logs import OneLine
+import pytest
+
+from duetime.cli.logs import OneLine, _formatter
 
 
 class ErrorOfAnEndedJvm(Exception):
@@ -9,11 +12,15 @@ class ErrorOfAnEndedJvm(Exception):
         raise ConnectionRefusedError
 
 
-def line(error):
+def raised(error):
     try:
         raise error
     except type(error):
-        info = sys.exc_info()
+        return sys.exc_info()
+
+
+def line(error):
+    info = raised(error)
     record = logging.LogRecord("duetime", logging.ERROR, __file__, 1, "turn failed", (), info)
     return OneLine("%(levelname)s %(message)s").format(record)
 
@@ -24,3 +31,58 @@ def test_an_exception_is_one_line():
 
 def test_an_error_that_cannot_be_told_any_more_is_named():
     assert line(ErrorOfAnEndedJvm()) == "ERROR turn failed ErrorOfAnEndedJvm: "
+
+
+def as_json(phrase, *args, info=None, level=logging.INFO):
+    record = logging.LogRecord("duetime.here", logging.WARNING, __file__, 1, phrase, args, info)
+    return json.loads(_formatter(level, "json").format(record))
+
+
+def test_a_line_of_json_has_the_named_values_as_fields():
+    told = as_json("rescued messages=%d slots=%d", 3, 1)
+    assert told.pop("timestamp").endswith("Z")
+    assert told == {
+        "event": "rescued",
+        "level": "warning",
+        "logger": "duetime.here",
+        "messages": 3,
+        "slots": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("phrase", "args", "event", "fields"),
+    [
+        ("the spool is empty", (), "the spool is empty", {}),
+        ("%s topic=%s", ("rejected", "t"), "rejected", {"topic": "t"}),
+        ("refused host=%s: %s", ("a", "no"), "refused: no", {"host": "a"}),
+        ("unread place=%s/%d/%d", ("t", 0, 7), "unread", {"place": "t/0/7"}),
+        (
+            "listening url=%s dashboard=%s/",
+            ("u", "u"),
+            "listening",
+            {"url": "u", "dashboard": "u/"},
+        ),
+        (
+            "could not plan level=%d; rescue will",
+            (3,),
+            "could not plan; rescue will",
+            {"level_": 3},
+        ),
+        ("took seconds=%.1f of 100%%", (1.25,), "took of 100%", {"seconds": 1.25}),
+        ("100% of no arguments", (), "100% of no arguments", {}),
+        ("by name %(a)s", ({"a": 1},), "by name 1", {}),
+        ("two\nlines error=%s", ("a\nb",), "two lines", {"error": "a\nb"}),
+    ],
+)
+def test_the_event_is_what_is_left_of_the_phrase(phrase, args, event, fields):
+    told = as_json(phrase, *args)
+    assert told["event"] == event
+    own = {"event", "level", "logger", "timestamp"}
+    assert {name: value for name, value in told.items() if name not in own} == fields
+
+
+def test_an_exception_is_a_field_and_its_trace_is_there_in_verbose_mode():
+    info = raised(ValueError("first\nsecond"))
+    assert as_json("turn failed", info=info)["exception"] == "ValueError: first"
+    assert "Traceback" in as_json("turn failed", info=info, level=logging.DEBUG)["exception"]

@@ -25,8 +25,8 @@ def api(
 
     On this machine only, unless the configuration has tokens (api_host, api_tokens).
     """
-    begin_log(logging.DEBUG if verbose else logging.INFO)
     settings = settings_from(kafka, config, api_port=port)
+    begin_log(logging.DEBUG if verbose else logging.INFO, settings.log_format)
     try:
         # Here and not above: FastAPI is an extra, and takes a while to import.
         from duetime.api.serve import check, serve  # noqa: PLC0415

@@ -1,8 +1,10 @@
-"""What `up` and `run` say about their work: a line a thing, on stderr."""
+"""What `up`, `run` and `api` say about their work: a line a thing, on stderr."""
 
 import logging
 import sys
 from collections.abc import Sequence
+
+from duetime.config import LogFormat
 
 LINE = "%(asctime)s %(levelname)s %(message)s"
 
@@ -26,12 +28,24 @@ class OneLine(logging.Formatter):
         return super().format(record).replace("\n", " ")
 
 
-def begin_log(level: int) -> None:
+def begin_log(level: int, form: LogFormat = "text") -> None:
     """Log duetime's work to stderr, a line each; at DEBUG with the traces of errors."""
-    formatter = logging.Formatter if level == logging.DEBUG else OneLine
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter(LINE, TIME))
+    handler.setFormatter(_formatter(level, form))
     # py4j tells of every call that was under way when Spark ended.
     handler.addFilter(lambda record: not record.name.startswith("py4j"))
     logging.basicConfig(handlers=[handler])
     logging.getLogger("duetime").setLevel(level)
+
+
+def _formatter(level: int, form: LogFormat) -> logging.Formatter:
+    kind = logging.Formatter if level == logging.DEBUG else OneLine
+    text = kind(LINE, TIME)
+    if form == "text":
+        return text
+    # Here and not above: structlog takes a while to import.
+    from duetime.cli.jsonlog import json_formatter  # noqa: PLC0415
+
+    return json_formatter(
+        lambda record: text.formatException(record.exc_info) if record.exc_info else None
+    )

@@ -61,7 +61,8 @@ def up(  # noqa: PLR0913 (an option each)
     """
     if kafka and port:
         raise BadInput("--port is for an own Kafka, and --kafka names another: leave one")
-    begin_log(logging.DEBUG if verbose else logging.INFO)
+    log_format = settings_from(kafka, config).log_format
+    begin_log(logging.DEBUG if verbose else logging.INFO, log_format)
     directory = (data or data_home()).expanduser().absolute()
     with suppress(KeyboardInterrupt), interruptible(), _alone(directory):
         if kafka:
@@ -81,9 +82,9 @@ def run(
 
     Topics must exist (`duetime topics`), and the setting checkpoint says where offsets are kept.
     """
-    begin_log(logging.DEBUG if verbose else logging.INFO)
+    settings = settings_from(kafka, config, store=store)
+    begin_log(logging.DEBUG if verbose else logging.INFO, settings.log_format)
     with suppress(KeyboardInterrupt), interruptible():
-        settings = settings_from(kafka, config, store=store)
         require_intake(settings)
         try:
             _serve(settings, _connector(), lambda: _tell_ready(settings), fenced=True)
