@@ -72,6 +72,9 @@ def test_bytes_and_headers_stay_as_they_are_on_every_way(live):
         ("twice", b"1"),
         ("twice", b"\xff"),
         ("", b""),
+        # W3C Trace Context: the sender's trace goes on with whoever reads the message.
+        ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+        ("tracestate", b"congo=t61rcWkgMzE"),
     ]
     payloads = [
         (ALL_BYTES, ALL_BYTES[::-1]),
