@@ -93,6 +93,7 @@ class Load:
         self._body = body
         self._rate = rate
         self._turns = count()
+        #: How long each took that was taken.
         self.took_us: list[int] = []
         self.failed = 0
 
@@ -117,7 +118,9 @@ class Load:
             response = connection.getresponse()
             response.read()
             if response.status != http.HTTPStatus.CREATED:
+                # No throughput: a refusal takes no time.
                 self.failed += 1
+                continue
             self.took_us.append(int((time.monotonic() - due_s) * 1_000_000))
         connection.close()
 
