@@ -82,6 +82,19 @@ def test_systemd_accepts_the_unit(unit, tmp_path):
     assert unit.name not in told.stderr
 
 
+def test_the_unit_finds_the_jars_where_the_docs_put_them():
+    unit = (DEPLOY / "systemd" / "duetime.service").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8")
+    put = set(re.findall(r"^(DUETIME_JARS=\S+) ", text, flags=re.MULTILINE))
+    assert put == set(re.findall(r"^Environment=(DUETIME_JARS=\S+)$", unit, flags=re.MULTILINE))
+    assert put
+
+
+def test_nothing_is_installed_from_an_index_that_does_not_have_it():
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        assert not re.search(r"pip install '?duetime", path.read_text(encoding="utf-8")), path
+
+
 def objects():
     for path in MANIFESTS:
         yield from yaml.safe_load_all(path.read_text(encoding="utf-8"))

@@ -174,7 +174,7 @@ def _due(
     return instant(at), delay(in_)
 
 
-def _refuse_bad(
+def _refuse_bad(  # noqa: PLR0913, PLR0917 (what `produce` is given)
     wanted: Wanted,
     settings: Settings,
     at: datetime | None,
