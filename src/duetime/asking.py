@@ -29,8 +29,13 @@ def find_series(name: str, settings: Settings) -> Series:
         raise InvalidMessage(Reason.BAD_ID, f"{name!r} is no name of a series, its due-id")
     page = read_book(settings).pages.get(name)
     if page is None or page.now is None:
-        raise UnknownMessage(f"no series is called {name}, or it was stopped")
+        raise unknown_series(name)
     return page.now
+
+
+def unknown_series(name: str) -> UnknownMessage:
+    """What is to be said of a series that is none, or not for who asks."""
+    return UnknownMessage(f"no series is called {name}, or it was stopped")
 
 
 def ask(name: str, operation: str, settings: Settings) -> Series | None:

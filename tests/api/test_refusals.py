@@ -8,7 +8,7 @@ import pytest
 from tests.api.conftest import NOWHERE, problem_of
 
 from duetime.api.keys import Keys
-from duetime.api.models import NewMessage
+from duetime.api.wanted import NewMessage
 from duetime.errors import KafkaError
 
 

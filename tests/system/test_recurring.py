@@ -2,11 +2,18 @@
 
 import uuid
 
+import httpx
 import pytest
+from tests.api.conftest import Running, alike
 from tests.conftest import eventually
 from tests.system.conftest import PATIENCE_S, now_ms
 
+from duetime import asking
+from duetime.api.address import url
+from duetime.asking import all_series
+from duetime.errors import UnknownMessage
 from duetime.pipeline.faults import Point, armed
+from duetime.recurrence import Recurrence
 from duetime.series import read_book
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -75,16 +82,49 @@ def test_a_batch_that_failed_is_repeated_and_sends_each_run_once(live, point):
         ask(live, each, "stop")
 
 
-def test_a_series_is_paused_goes_on_and_is_stopped_by_its_name(live):
-    topic = live.topic()
-    define(live, topic, "paused", cron="@yearly")
-    book = lambda: read_book(live.settings).pages["paused"].now  # noqa: E731 (as short as it is)
-    eventually(lambda: "paused" in read_book(live.settings).pages)
-    for operation, is_so in (("pause", True), ("resume", False)):
-        ask(live, "paused", operation)
-        eventually(lambda expected=is_so: book().is_paused is expected)
-    ask(live, "paused", "stop")
-    eventually(lambda: book() is None)
+def test_a_series_is_paused_goes_on_and_is_stopped_by_its_name(live, sender):
+    yearly = Recurrence.of("@yearly", zone="Europe/Berlin", misfire="skip")
+    assert sender.produce(live.topic(), "x", id="paused", recurrence=yearly) == "paused"
+    sender.flush()
+    found = eventually(
+        lambda: [each for each in all_series(live.settings) if each.name == "paused"]
+    )
+    assert found[0].recurrence == yearly
+    for _ in range(2):
+        assert asking.ask("paused", "pause", live.settings).is_paused
+    assert not asking.ask("paused", "resume", live.settings).is_paused
+    assert asking.ask("paused", "stop", live.settings) is None
+    with pytest.raises(UnknownMessage, match="or it was stopped"):
+        asking.ask("paused", "stop", live.settings)
+
+
+@pytest.fixture
+def api(live, tmp_path):
+    settings = alike(live.settings, tmp_path)
+    running = Running(settings)
+    with httpx.Client(base_url=url(settings), timeout=PATIENCE_S) as client:
+        yield client
+    running.stop()
+
+
+def test_the_api_schedules_shows_and_stops_series(live, api):
+    wanted = {"topic": live.topic(), "cron": "0 9 * * 1-5", "zone": "Europe/Berlin", "id": "report"}
+    posted = api.post("/v1/messages", json=wanted)
+    assert (posted.status_code, posted.json()["id"]) == (201, "report")
+    shown = eventually(lambda: found_in(api.get("/v1/recurring/report")))
+    said = (shown["cron"], shown["next"], shown["paused"])
+    assert said == ("0 9 * * 1-5", posted.json()["due"], False)
+    assert shown in api.get("/v1/recurring").json()["series"]
+    paused = api.post("/v1/recurring/report/pause").json()
+    assert (paused["paused"], paused["next"]) == (True, None)
+    assert api.post("/v1/recurring/report/resume").json() == shown
+    assert api.delete("/v1/recurring/report").status_code == 204
+    assert api.get("/v1/recurring/report").status_code == 404
+    assert api.delete("/v1/recurring/report").json()["reason"] == "unknown-message"
+
+
+def found_in(response):
+    return response.json() if response.status_code == 200 else None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from duetime import __version__
-from duetime.api import dashboard, dead, messages, problems, rejected, state
+from duetime.api import dashboard, dead, messages, problems, recurring, rejected, state
 from duetime.api.desk import open_desk
 from duetime.api.guard import Guard
 from duetime.config import Settings
@@ -64,7 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for router in (messages.router, dead.router, rejected.router, state.router):
+    for router in (messages.router, recurring.router, dead.router, rejected.router, state.router):
         app.include_router(router)
     dashboard.install(app)
     problems.install(app)

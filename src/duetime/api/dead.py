@@ -5,8 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from duetime.api.desk import AtDesk, ByCaller
-from duetime.api.models import Dead, DeadPage, DeadSummary, Redrive, Redriven, body
+from duetime.api.models import Dead, DeadPage, DeadSummary, Redriven, body
 from duetime.api.tokens import Caller
+from duetime.api.wanted import Redrive
 from duetime.clock import parse_instant
 from duetime.dead import DeadLetters, Selection
 from duetime.errors import InvalidMessage, Reason, UnknownMessage

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 
-from duetime.api.models import NewMessage
 from duetime.api.problems import IdTaken
+from duetime.api.wanted import NewMessage
 from duetime.outgoing import Outgoing
 
 #: How many ids are remembered: some 300 bytes each.

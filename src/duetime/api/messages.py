@@ -17,8 +17,6 @@ from duetime.api.desk import AtDesk, ByCaller, Desk
 from duetime.api.models import (
     Accepted,
     AcceptedMany,
-    Due,
-    NewMessage,
     Page,
     Summary,
     Waiting,
@@ -29,6 +27,7 @@ from duetime.api.models import (
 from duetime.api.problems import Invalid
 from duetime.api.spooled import as_found
 from duetime.api.tokens import Caller
+from duetime.api.wanted import Due, NewMessage
 from duetime.cancelling import cancel_surely, found_soon, not_waiting
 from duetime.clock import delay, instant, parse_instant
 from duetime.errors import InvalidMessage, Reason
@@ -70,7 +69,7 @@ async def schedule(wanted: Wanted, desk: AtDesk, caller: ByCaller) -> JSONRespon
     caller.spend(len(records))
     async with desk.keys.sending(messages, records) as fresh:
         in_kafka = await desk.courier.send(fresh)
-    told = [accepted(each.id) for each in records]
+    told = [accepted(each.name, each.id.due_ms) for each in records]
     content = {"messages": told} if isinstance(wanted, list) else told[0]
     return JSONResponse(content, HTTPStatus.CREATED if in_kafka else HTTPStatus.ACCEPTED)
 
@@ -133,7 +132,7 @@ def change(id: Id, due: Due, desk: AtDesk, caller: ByCaller) -> Accepted:  # noq
     again = reschedule(
         id, at=instant(due.at), in_=delay(due.in_), settings=desk.settings, clock=desk.clock
     )
-    return Accepted(**accepted(MessageId.parse(again)))
+    return Accepted(**accepted(again, MessageId.parse(again).due_ms))
 
 
 @router.post("/{id}/deliver-now")

@@ -1,110 +1,18 @@
-"""What goes over the wire, with the examples that the OpenAPI document shows."""
+"""What is answered, with the examples that the OpenAPI document shows (`wanted`: what is asked)."""
 
-import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from duetime.clock import delay, format_instant, instant
-from duetime.config import Settings
+from duetime.api.wanted import Header
+from duetime.clock import format_instant
 from duetime.dead import DeadLetter
-from duetime.errors import InvalidMessage, Reason
-from duetime.message import MessageId
-from duetime.outgoing import Outgoing, Payload, Wanted, due_time_ms, new_unique, scheduled
-from duetime.payload import from_base64, payload_json
+from duetime.payload import payload_json
 from duetime.rejected import Rejected
 from duetime.stores import Found, Pending
 
 ID = "019ac9b6e2d4-order-17"
-
-At = Annotated[
-    str | None,
-    Field(description="When it is due: ISO 8601 with a zone.", examples=["2026-12-24T18:00:00Z"]),
-]
-In = Annotated[
-    str | None,
-    Field(alias="in", description="Or how long from now: 250ms, 5s, 1h30m, 7d.", examples=["5s"]),
-]
-
-
-class Due(BaseModel):
-    """When: `at` an instant or `in` a while, exactly one."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"in": "1h30m"}]})
-
-    at: At = None
-    in_: In = None
-
-    def due_ms(self, now_ms: int) -> int:
-        """The instant in epoch ms. Raises InvalidMessage."""
-        return due_time_ms(instant(self.at), delay(self.in_), now_ms)
-
-
-class Header(BaseModel):
-    """A header of the Kafka record."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: str
-    value: str | None = None
-    value_base64: str | None = Field(None, description="In place of `value`, for other bytes.")
-
-
-class NewMessage(Due):
-    """A message to be delivered later."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {"topic": "orders", "value": {"order": 17}, "key": "17", "in": "5s"},
-                {
-                    "topic": "orders",
-                    "value": "text",
-                    "at": "2026-12-24T18:00:00Z",
-                    "id": "order-17",
-                },
-            ]
-        },
-    )
-
-    topic: str = Field(description="Where it is to be delivered.", examples=["orders"])
-    value: Any = Field(
-        None, description="The payload: a string as its own bytes, null as none, else as JSON."
-    )
-    value_base64: str | None = Field(None, description="The payload, for other bytes.")
-    key: str | None = None
-    key_base64: str | None = None
-    headers: dict[str, str | None] | list[Header] = Field(
-        default_factory=list, description="By name; or as a list, for names that come twice."
-    )
-    id: str | None = Field(
-        None, description="Your own id, and the idempotency key.", examples=["order-17"]
-    )
-    partition: int | None = Field(None, description="The destination's partition.")
-    cluster: str | None = Field(None, description="Another cluster, as the configuration has it.")
-
-    def record(self, settings: Settings, now_ms: int, due_ms: int | None = None) -> Outgoing:
-        """What is sent to the intake; due when its first try said, if there was one.
-
-        Raises InvalidMessage.
-        """
-        wanted = Wanted(
-            topic=self.topic,
-            value=_either("value", _as_sent(self.value), self.value_base64),
-            key=_either("key", self.key, self.key_base64),
-            headers=_pairs(self.headers),
-            partition=self.partition,
-            cluster=self.cluster,
-        )
-        return scheduled(
-            wanted,
-            settings,
-            due_ms=self.due_ms(now_ms) if due_ms is None else due_ms,
-            now_ms=now_ms,
-            unique=new_unique() if self.id is None else self.id,
-        )
 
 
 class Accepted(BaseModel):
@@ -114,8 +22,11 @@ class Accepted(BaseModel):
         json_schema_extra={"examples": [{"id": ID, "due": "2026-12-24T18:00:00.000Z"}]}
     )
 
-    id: str = Field(description="Its full id, to ask for it, cancel it or reschedule it.")
-    due: str
+    id: str = Field(
+        description="Its full id, to ask for it, cancel it or reschedule it; of one that comes "
+        "again the name of the series."
+    )
+    due: str = Field(description="When it is due, or comes first.")
 
 
 class AcceptedMany(BaseModel):
@@ -224,20 +135,6 @@ class RejectedPage(BaseModel):
     records: list[RejectedSummary]
 
 
-class Redrive(BaseModel):
-    """Which dead letters to bring back: what is given must all hold; `all` is every one."""
-
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"numbers": [3, 4]}, {"topic": "orders"}]}
-    )
-
-    numbers: list[Annotated[int, Field(ge=0)]] | None = None
-    topic: str | None = None
-    reason: str | None = None
-    since: str | None = Field(None, description="Those that died then or later; with a zone.")
-    all: bool = False
-
-
 class Redriven(BaseModel):
     """How many were sent once more."""
 
@@ -276,9 +173,9 @@ class Look(BaseModel):
     spooled: int
 
 
-def accepted(id: MessageId) -> dict[str, str]:  # noqa: A002 (what all call it)
+def accepted(name: str, due_ms: int) -> dict[str, str]:
     """The parts of `Accepted`."""
-    return {"id": str(id), "due": format_instant(id.due_ms)}
+    return {"id": name, "due": format_instant(due_ms)}
 
 
 def summary(found: Found) -> dict[str, Any]:
@@ -317,31 +214,3 @@ def body(record: Found | DeadLetter | Rejected) -> dict[str, Any]:
 def slot_count(slot: Pending) -> dict[str, int]:
     """The parts of `SlotCount`."""
     return {"from_ms": slot.start_ms, "to_ms": slot.end_ms, "count": slot.count}
-
-
-def _as_sent(value: object) -> str | None:
-    """A string is its own bytes, as in Airtel's envelope; the rest is the shortest JSON."""
-    if value is None or isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        raise InvalidMessage(
-            Reason.UNREADABLE, "the value has a number that JSON does not: send it as text"
-        ) from None
-
-
-def _either(name: str, text: str | None, base64: str | None) -> Payload:
-    if base64 is None:
-        return text
-    if text is not None:
-        raise InvalidMessage(
-            Reason.UNREADABLE, f"both {name} and {name}_base64 are given: leave one"
-        )
-    return from_base64(base64, f"{name}_base64")
-
-
-def _pairs(headers: dict[str, str | None] | list[Header]) -> list[tuple[str, Payload]]:
-    if isinstance(headers, dict):
-        return list(headers.items())
-    return [(each.name, _either("value", each.value, each.value_base64)) for each in headers]

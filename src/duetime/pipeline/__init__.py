@@ -8,6 +8,7 @@ far slot    -> [turn] -> nearer slot -> ... -> 1-second slot
 near slot   -> [turn: dedupe, drop cancelled, sort by due, pace] -> destination
 lanes topic -> [lanes: wait, look again] -> lanes topic | destination
 x.delayed   -> [duetime.delayed.visible: no DataFrame, but one producer, so that order holds] -> x
+what comes again    -> recurring    -> [recurring] -> a run on its way | itself, for the next one
 what cannot be sent -> failed topic -> [failures] -> a lane or a slot, for a retry | dead letters
 a queue's markers -> [redelivery: what is open too long, fetched] -> the queue | a lane or a slot
 
@@ -15,6 +16,7 @@ with another store, instead of a slot:   store topic -> [saving] -> store -> [tu
 with Aerospike's notifications           notices topic -> [notices] --------> [turn] -> destination
 
 intake, lanes   real-time queries, always running; recover finishes first what they had in flight
+recurring       a micro-batch query: each run of a series schedules the next one
 failures        a micro-batch query: retries with back-off, and dead letters
 saving          a micro-batch query: what is to wait in another store than Kafka is saved there
 notices         a micro-batch query: what Aerospike says is due is taken up

@@ -1,0 +1,169 @@
+"""What is asked for, with the examples that the OpenAPI document shows (`models`: the answers)."""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from duetime.clock import delay, instant
+from duetime.config import Settings
+from duetime.errors import InvalidMessage, Reason
+from duetime.outgoing import Outgoing, Payload, Wanted, due_time_ms, new_unique, scheduled
+from duetime.payload import from_base64
+from duetime.recurrence import Misfire, Recurrence
+from duetime.recurring import recurring, start_time_ms
+
+At = Annotated[
+    str | None,
+    Field(description="When it is due: ISO 8601 with a zone.", examples=["2026-12-24T18:00:00Z"]),
+]
+In = Annotated[
+    str | None,
+    Field(alias="in", description="Or how long from now: 250ms, 5s, 1h30m, 7d.", examples=["5s"]),
+]
+
+
+class Due(BaseModel):
+    """When: `at` an instant or `in` a while, exactly one."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"in": "1h30m"}]})
+
+    at: At = None
+    in_: In = None
+
+    def due_ms(self, now_ms: int) -> int:
+        """The instant in epoch ms. Raises InvalidMessage."""
+        return due_time_ms(instant(self.at), delay(self.in_), now_ms)
+
+
+class Header(BaseModel):
+    """A header of the Kafka record."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    value: str | None = None
+    value_base64: str | None = Field(None, description="In place of `value`, for other bytes.")
+
+
+class NewMessage(Due):
+    """A message to be delivered later."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"topic": "orders", "value": {"order": 17}, "key": "17", "in": "5s"},
+                {
+                    "topic": "orders",
+                    "value": "text",
+                    "at": "2026-12-24T18:00:00Z",
+                    "id": "order-17",
+                },
+                {"topic": "reports", "cron": "0 9 * * 1-5", "zone": "Europe/Berlin", "id": "daily"},
+            ]
+        },
+    )
+
+    topic: str = Field(description="Where it is to be delivered.", examples=["orders"])
+    value: Any = Field(
+        None, description="The payload: a string as its own bytes, null as none, else as JSON."
+    )
+    value_base64: str | None = Field(None, description="The payload, for other bytes.")
+    key: str | None = None
+    key_base64: str | None = None
+    headers: dict[str, str | None] | list[Header] = Field(
+        default_factory=list, description="By name; or as a list, for names that come twice."
+    )
+    id: str | None = Field(
+        None, description="Your own id, and the idempotency key.", examples=["order-17"]
+    )
+    partition: int | None = Field(None, description="The destination's partition.")
+    cluster: str | None = Field(None, description="Another cluster, as the configuration has it.")
+    cron: str | None = Field(
+        None, description="It comes again: five fields, or @hourly ..; from `at` on, or from now."
+    )
+    zone: str | None = Field(None, description="Whose clocks `cron` means; UTC.")
+    until: str | None = Field(None, description="No run is later: ISO 8601 with a zone.")
+    misfire: Misfire | None = Field(None, description="What becomes of missed runs; `once`.")
+
+    def record(self, settings: Settings, now_ms: int, due_ms: int | None = None) -> Outgoing:
+        """What is sent to the intake; due when its first try said, if there was one.
+
+        Raises InvalidMessage.
+        """
+        name = new_unique() if self.id is None else self.id
+        if self.cron is not None:
+            return self._recurring(self.cron, settings, now_ms, name)
+        if self.zone or self.until or self.misfire:
+            raise InvalidMessage(Reason.BAD_CRON, "zone, until and misfire belong to cron: add it")
+        return scheduled(
+            self._wanted(),
+            settings,
+            due_ms=self.due_ms(now_ms) if due_ms is None else due_ms,
+            now_ms=now_ms,
+            unique=name,
+        )
+
+    def _recurring(self, cron: str, settings: Settings, now_ms: int, name: str) -> Outgoing:
+        until = instant(self.until)
+        return recurring(
+            self._wanted(),
+            Recurrence.of(cron, zone=self.zone, until=until, misfire=self.misfire),
+            settings,
+            start_ms=start_time_ms(instant(self.at), delay(self.in_), now_ms),
+            now_ms=now_ms,
+            name=name,
+        )
+
+    def _wanted(self) -> Wanted:
+        return Wanted(
+            topic=self.topic,
+            value=_either("value", _as_sent(self.value), self.value_base64),
+            key=_either("key", self.key, self.key_base64),
+            headers=_pairs(self.headers),
+            partition=self.partition,
+            cluster=self.cluster,
+        )
+
+
+class Redrive(BaseModel):
+    """Which dead letters to bring back: what is given must all hold; `all` is every one."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"numbers": [3, 4]}, {"topic": "orders"}]}
+    )
+
+    numbers: list[Annotated[int, Field(ge=0)]] | None = None
+    topic: str | None = None
+    reason: str | None = None
+    since: str | None = Field(None, description="Those that died then or later; with a zone.")
+    all: bool = False
+
+
+def _as_sent(value: object) -> str | None:
+    """A string is its own bytes, as in Airtel's envelope; the rest is the shortest JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        raise InvalidMessage(
+            Reason.UNREADABLE, "the value has a number that JSON does not: send it as text"
+        ) from None
+
+
+def _either(name: str, text: str | None, base64: str | None) -> Payload:
+    if base64 is None:
+        return text
+    if text is not None:
+        raise InvalidMessage(
+            Reason.UNREADABLE, f"both {name} and {name}_base64 are given: leave one"
+        )
+    return from_base64(base64, f"{name}_base64")
+
+
+def _pairs(headers: dict[str, str | None] | list[Header]) -> list[tuple[str, Payload]]:
+    if isinstance(headers, dict):
+        return list(headers.items())
+    return [(each.name, _either("value", each.value, each.value_base64)) for each in headers]
