@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,6 +7,8 @@ from pydantic import ValidationError
 
 from duetime.config import Settings, load_settings
 from duetime.errors import ConfigError
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*/duetime.toml"))
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +46,13 @@ def test_the_command_line_goes_over_the_environment_and_that_over_the_file(monke
     settings = load_settings(bootstrap="line:1", lead_ms=None)
     chosen = (settings.bootstrap, settings.namespace, settings.driver_memory, settings.lead_ms)
     assert chosen == ("line:1", "environment", "3g", 2_000)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
+def test_the_files_of_the_examples_can_be_read(path, monkeypatch):
+    by_default = load_settings()
+    monkeypatch.setenv("DUETIME_CONFIG", str(path))
+    assert load_settings() != by_default
 
 
 def test_a_file_that_is_named_must_exist(monkeypatch):

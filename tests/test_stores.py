@@ -411,6 +411,8 @@ def test_a_server_that_is_killed_in_the_middle_of_saving_has_each_message_once(
     saving.start()
     some_are_there.wait()
     server.kill()
+    # It has more to do.
+    assert saving.is_alive()
     server.start()
     saving.join()
     with closing(place.open()) as store:

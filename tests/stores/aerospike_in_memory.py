@@ -8,9 +8,22 @@ import threading
 from types import SimpleNamespace
 
 import aerospike
-from aerospike.exception import RecordExistsError, RecordGenerationError, RecordNotFound
+from aerospike.exception import (
+    BinNameError,
+    InvalidRequest,
+    RecordExistsError,
+    RecordGenerationError,
+    RecordNotFound,
+)
 
-OK, NOT_FOUND, EXISTS = 0, 2, 5
+OK, NOT_FOUND, EXISTS, TOO_BIG = 0, 2, 5, 13
+
+#: A server's limits: of a bin's name, in characters; of a time to live, in seconds; of a record.
+LONGEST_NAME = 15
+LONGEST_TTL_S = 10 * 365 * 24 * 3_600
+LARGEST_BYTES = 1024 * 1024
+
+FOREVER = (aerospike.TTL_NEVER_EXPIRE, aerospike.TTL_DONT_UPDATE)
 
 
 class InMemory:
@@ -21,6 +34,8 @@ class InMemory:
         #: What was said of how long each lives.
         self.ttl = {}
         self._generations = {}
+        #: How many records it still writes before it goes away; None is all.
+        self.left = None
         # A call is atomic, as it is for one record on a server.
         self._lock = threading.RLock()
 
@@ -44,10 +59,13 @@ class InMemory:
     def batch_write(self, batch):
         for each in batch.batch_records:
             with self._lock:
+                bins = {one["bin"]: one["val"] for one in each.ops}
                 creates = each.policy.get("exists") == aerospike.POLICY_EXISTS_CREATE
                 each.result = EXISTS if creates and each.key in self.records else OK
+                if len(bins.get("value") or b"") >= LARGEST_BYTES:
+                    each.result = TOO_BIG
                 if each.result == OK:
-                    self._write(each.key, {one["bin"]: one["val"] for one in each.ops}, each.meta)
+                    self._write(each.key, bins, each.meta)
 
     def batch_read(self, keys):
         with self._lock:
@@ -71,6 +89,14 @@ class InMemory:
         """Indexes are for speed, and here is little to find."""
 
     def _write(self, key, bins, meta):
+        if self.left is not None:
+            if not self.left:
+                raise aerospike.exception.ConnectionError(-10, "Failed to connect")
+            self.left -= 1
+        if any(len(name) > LONGEST_NAME for name in bins):
+            raise BinNameError
+        if meta["ttl"] not in FOREVER and not 0 < meta["ttl"] <= LONGEST_TTL_S:
+            raise InvalidRequest
         self.records[key] = dict(bins)
         self.ttl[key] = meta["ttl"]
         self._generations[key] = self._generations.get(key, 0) + 1

@@ -223,6 +223,29 @@ def test_who_was_paused_while_another_began_to_save_saves_no_more(settings):
         paused.save([row(NOW_MS, "late")], before)
 
 
+def test_a_server_that_goes_away_in_the_middle_of_saving_has_each_once_in_the_end(
+    cache, server, store
+):
+    rows = [row(NOW_MS - each, f"m{each}") for each in range(30)]
+    server.left = 17
+    with pytest.raises(StoreError, match="does not answer"):
+        cache.keep(*rows)
+    server.left = None
+    cache.keep(*rows)
+    assert sum(each.count for each in store.pending(NOW_MS)) == 30
+    assert names_of(store.overdue(NOW_MS + 1)) == sorted(each.name for each in rows)
+
+
+def test_what_the_server_does_not_take_is_told(cache):
+    with pytest.raises(StoreError, match="refused a record"):
+        cache.keep(row(NOW_MS, value=bytes(1024 * 1024)))
+
+
+def test_a_far_message_has_an_id_that_lives_as_long_as_any_may(cache, server, settings):
+    cache.keep(row(NOW_MS + 20 * 365 * 24 * HOUR))
+    assert ("kafka_message_id" in {key[1] for key in server.ttl}) == settings.aerospike_notices
+
+
 def test_what_is_saved_again_stays_as_it_is_and_another_of_that_id_waits_beside_it(cache, store):
     cache.keep(row(NOW_MS))
     cache.keep(row(NOW_MS))
