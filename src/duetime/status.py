@@ -1,9 +1,9 @@
 """Who leads, who stands by, and whether anything is late: from the group and offsets alone."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import ConsumerGroupState
@@ -19,6 +19,10 @@ from duetime.topics import TopicNames
 
 #: What is due is on its way for a moment: later than this it is late, in ms.
 LATE_MS = 1_000
+
+
+#: What is said of a query that is well.
+RUNS = "runs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,10 @@ class Status:
     late: int
     #: How long the oldest slot of those is over, in ms.
     lag_ms: int
+    #: Messages that were past due before a window took them up, since it leads; None: not known.
+    rescued: int | None = None
+    #: How each query of the leader fares: `runs`, or what keeps it from that.
+    queries: Mapping[str, str] = field(default_factory=dict)
 
 
 class StatusReader:
@@ -51,14 +59,17 @@ class StatusReader:
         """The state, where this is what waits. Raises KafkaError."""
         leader, standbys = self._members()
         note = self._note() if leader else {}
+        note = note if note.get("leader") == leader else {}
         late, lag_ms = late_of(slots, now_ms)
         return Status(
             leader=leader,
-            since_ms=note.get("since_ms") if note.get("leader") == leader else None,
+            since_ms=note.get("since_ms"),
             standbys=standbys,
             waiting=sum(slot.count for slot in slots),
             late=late,
             lag_ms=lag_ms,
+            rescued=note.get("rescued"),
+            queries=note.get("queries", {}),
         )
 
     def close(self) -> None:

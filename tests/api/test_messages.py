@@ -175,6 +175,8 @@ def test_status_health_and_metrics_are_answered(api):
         "waiting": 0,
         "late": 0,
         "lag_ms": 0,
+        "rescued": None,
+        "queries": {},
     }
     assert "duetime_api_request_seconds_bucket" in api.get("/metrics").text
 

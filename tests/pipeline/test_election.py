@@ -47,7 +47,9 @@ def test_status_names_the_leader_its_time_and_who_stands_by(settings, join):
     clock = SystemClock()
     assert status(settings, clock).leader is None
     before_ms = clock.now_ms()
-    assert join().wait()
+    leader = join()
+    leader.tell = lambda: {"rescued": 3, "queries": {"lanes": "begins"}}
+    assert leader.wait()
     assert not join().wait()
     # Both are members of this process.
     found = status(settings, clock)
@@ -55,6 +57,15 @@ def test_status_names_the_leader_its_time_and_who_stands_by(settings, join):
     assert before_ms <= found.since_ms <= clock.now_ms()
     assert found.standbys == (found.leader,)
     assert (found.waiting, found.late, found.lag_ms) == (0, 0, 0)
+    assert (found.rescued, found.queries) == (3, {"lanes": "begins"})
+
+
+def test_a_note_that_is_too_long_is_left_out(settings, join):
+    leader = join()
+    leader.tell = lambda: {"queries": dict.fromkeys(map(str, range(1_000)), "runs")}
+    assert leader.wait()
+    found = status(settings, SystemClock())
+    assert (found.leader is not None, found.queries) == (True, {})
 
 
 def test_status_counts_what_waits_and_what_is_late(settings, wheel, now_ms):

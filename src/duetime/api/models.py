@@ -150,6 +150,10 @@ class State(BaseModel):
     waiting: int
     late: int
     lag_ms: int
+    #: Messages that were past due before a window took them up, since it leads.
+    rescued: int | None
+    #: How each query of the leader fares: `runs`, or what keeps it from that.
+    queries: dict[str, str]
 
 
 class Sums(BaseModel):
@@ -163,10 +167,22 @@ class Sums(BaseModel):
     dead: int | None
 
 
+class Lateness(BaseModel):
+    """How late messages of the API's own came in the last minute, through lanes and store; ms."""
+
+    samples: int
+    p50_ms: int | None
+    p99_ms: int | None
+    max_ms: int | None
+    #: For how long the oldest is due that has not come.
+    overdue_ms: int
+
+
 class Look(BaseModel):
     """All that the dashboard shows by itself, at one instant."""
 
     at_ms: int
+    lateness: Lateness | None = Field(description="Null where its own messages cannot be read.")
     status: State
     pending: Counts
     totals: Sums

@@ -13,6 +13,7 @@ from typing import Self
 from duetime.api.courier import Courier
 from duetime.api.models import Look, State, Sums, counts
 from duetime.api.problems import of_error
+from duetime.api.punctuality import Punctuality
 from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.errors import DuetimeError
@@ -35,23 +36,39 @@ class Lookout:
         self._clock = clock
         self._status = StatusReader(settings)
         self._totals = TotalsReader(settings)
+        self._punctuality = Punctuality(settings, clock)
 
     def look(self, spooled: int) -> Look:
         """What is to be seen now. Raises KafkaError."""
         now_ms = self._clock.now_ms()
         slots = self._reader.pending(now_ms)
+        status = self._status.status(slots, now_ms)
+        lateness = self._punctuality.look() if status.leader else None
         return Look(
             at_ms=now_ms,
-            status=State.model_validate(self._status.status(slots, now_ms), from_attributes=True),
+            lateness=lateness,
+            status=State.model_validate(status, from_attributes=True),
             pending=counts(slots),
-            totals=Sums.model_validate(self._totals.totals(), from_attributes=True),
+            totals=self._sums(),
             spooled=spooled,
         )
+
+    def _sums(self) -> Sums:
+        """Of everybody's messages, and not of our own."""
+        sums = Sums.model_validate(self._totals.totals(), from_attributes=True)
+        own = self._punctuality
+        taken_in, released = _less(sums.taken_in, own.sent), _less(sums.released, own.released)
+        return sums.model_copy(update={"taken_in": taken_in, "released": released})
 
     def close(self) -> None:
         """Close its connections."""
         self._status.close()
         self._totals.close()
+        self._punctuality.close()
+
+
+def _less(total: int | None, own: int) -> int | None:
+    return None if total is None else max(0, total - own)
 
 
 class Watch:

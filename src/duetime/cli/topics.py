@@ -14,7 +14,7 @@ from duetime.cli.options import Config, Json, Kafka, Store, settings_from
 from duetime.clock import SystemClock, format_duration
 from duetime.doctor import checkup
 from duetime.errors import KafkaError
-from duetime.status import Status
+from duetime.status import RUNS, Status
 from duetime.status import status as ask
 from duetime.topics import required_topics
 
@@ -81,7 +81,14 @@ def _described(found: Status, now_ms: int) -> list[tuple[str, str]]:
         ("standing by", "\n".join(found.standbys) or "none"),
         ("waiting", f"{found.waiting:,}"),
         ("late", late if found.late else "none"),
+        ("rescued", "not known" if found.rescued is None else f"{found.rescued:,}"),
+        ("queries", _queries(found) if found.queries else "not known"),
     ]
+
+
+def _queries(found: Status) -> str:
+    troubled = [f"{name} {how}" for name, how in found.queries.items() if how != RUNS]
+    return "\n".join(troubled) or f"all {len(found.queries)} run"
 
 
 def _list_problems(problems: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -40,6 +41,9 @@ LEASE_S = SESSION_S - 1.0
 
 #: How often the lease is renewed, in seconds.
 RENEW_S = 1.0
+
+#: The longest note that is committed, in bytes (brokers: offset.metadata.max.bytes, 4096).
+NOTE_BYTES = 4_000
 
 #: How often is looked whether the group has news, in seconds.
 LOOK_S = 0.1
@@ -69,6 +73,8 @@ class Election:
         self.is_leading = threading.Event()
         #: How often it has come to lead: whoever was away for a moment knows it by that.
         self.term = 0
+        #: What is told with the lease, to whoever asks for the state of the pipelines.
+        self.tell: Callable[[], Mapping[str, Any]] = dict
         #: Why it cannot take part any more, and has left the group.
         self.broken: Exception | None = None
         self._answered = threading.Event()
@@ -151,14 +157,18 @@ class Election:
     def _renew(self) -> None:
         """Show that we are in the group, and hold the lease from before that on."""
         begun_s = time.monotonic()
-        note = json.dumps({"leader": self._name, "since_ms": self._since_ms})
-        if error := self._committed(note):
+        if error := self._committed(self._note()):
             # It ends by itself, if the group does not tell us sooner that we have lost it.
             log.warning("the lease is not renewed error=%s", error.str())
             return
         self._lease_until(begun_s + LEASE_S)
         self.is_leading.set()
         self._answered.set()
+
+    def _note(self) -> str:
+        own: dict[str, Any] = {"leader": self._name, "since_ms": self._since_ms}
+        note = json.dumps(own | dict(self.tell()))
+        return note if len(note) <= NOTE_BYTES else json.dumps(own)
 
     def _committed(self, note: str) -> BrokerError | None:
         """Commit as a member of the group; what the broker has against it."""

@@ -108,6 +108,11 @@ class Leader:
         """Start what has failed again, and free what is of no more use."""
         self._queries.look_around(self._visit)
 
+    def told(self) -> dict[str, Any]:
+        """What whoever asks for the state of the pipelines is told. From any thread."""
+        rescued = sum(release.rescued for release in self._releases)
+        return {"rescued": rescued, "queries": self._queries.told()}
+
     def stop(self) -> None:
         """Stop all of it, once open windows have ended. Safe to repeat."""
         self._to_stop.close()

@@ -13,6 +13,7 @@ from pyspark.sql.streaming import StreamingQuery
 from duetime.errors import DuetimeError, words
 from duetime.metrics import QUERY_FAILURES
 from duetime.pipeline.kafka import REST_S
+from duetime.status import RUNS
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,14 @@ class Running:
     def is_beginning(self) -> bool:
         """Whether it is just being started."""
         return self.beginning is not None and not self.beginning.done()
+
+    def words(self) -> str:
+        """How it fares: `runs`, or what keeps it from that."""
+        restart_s = self.restart_s
+        if restart_s is not None:
+            left_s = max(0.0, restart_s - time.monotonic())
+            return f"failed {self.failures} times, begins again in {left_s:.0f} s"
+        return RUNS if self.query and not self.is_beginning else "begins"
 
 
 class Queries:
@@ -95,6 +104,10 @@ class Queries:
                     self.look_around(visit)
             except Exception:
                 log.exception("could not look at the queries; looking again")
+
+    def told(self) -> dict[str, str]:
+        """How each fares, in words. From any thread."""
+        return {each.name: each.words() for each in self._running}
 
     def look_around(self, visit: Visit) -> None:
         """Start what has failed again, after a pause that the others do not make; visit others."""

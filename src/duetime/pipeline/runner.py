@@ -197,6 +197,7 @@ class Pipeline:
         leader = Leader(self._means)
         leader.start(self._is_wanted, first_s)
         self._leader = leader
+        self._election.tell = leader.told
         LEADING.set(1)
         log.info("leading")
 
@@ -206,6 +207,7 @@ class Pipeline:
             # What is stopped on purpose tells of it as of a failure.
             self._means.spark.sparkContext.setLogLevel("OFF")
             LEADING.set(0)
+            self._election.tell = dict
             self._leader.stop()
             self._leader = None
 

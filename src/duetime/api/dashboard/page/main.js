@@ -2,6 +2,7 @@
 
 import { beginDead, openSection } from "./dead.js";
 import { follow } from "./events.js";
+import { showLateness } from "./lateness.js";
 import { beginMessages, listBetween } from "./messages.js";
 import { asOf, beginTiles, showConnection, showSpooled, showTiles } from "./tiles.js";
 import { beginToken } from "./token.js";
@@ -22,6 +23,7 @@ follow({
     lastMs = seen.at_ms;
     showConnection("live", "Live");
     showTiles(seen, showTraffic(seen));
+    showLateness(seen);
     showWaiting(seen);
   },
   trouble({ problem, spooled }) {

@@ -18,11 +18,17 @@ const TILES = [
     about: status.late ? `the oldest by ${duration(status.lag_ms)}` : "nothing",
     bad: status.late > 0,
   })],
+  ["Lateness", ({ lateness }) => late(lateness)],
   ["Taken in", ({ totals }, rates) => perSecond(rates.in, totals.taken_in)],
   ["Left the wheel", ({ totals }, rates) => perSecond(rates.out, totals.released)],
   ["Rejected", ({ totals }) => sum(totals.rejected, "rejected", "List them")],
   ["Failed attempts", ({ totals }) => ({ ...sum(totals.failed), about: "tried again, or dead" })],
+  ["Rescued", ({ status }) => (status.rescued == null ? UNKNOWN : {
+    value: count(status.rescued),
+    about: "past due when taken up, since it leads",
+  })],
   ["Dead letters", ({ totals }) => sum(totals.dead, "dead", "List them")],
+  ["Queries", ({ status }) => queries(status.queries)],
   ["Spooled", ({ spooled }) => ({
     value: count(spooled),
     about: spooled ? "accepted, and not in Kafka yet" : "on this API's disk",
@@ -31,6 +37,28 @@ const TILES = [
 ];
 
 const UNKNOWN = { value: "not known", words: true, about: "Kafka's offsets do not tell" };
+
+// An own message that has not come for so long has met trouble, in ms.
+const MISSED_MS = 10_000;
+
+function late(found) {
+  if (!found?.samples && !(found?.overdue_ms > MISSED_MS)) return { value: "…", about: "an own message every second tells" };
+  if (found.overdue_ms > MISSED_MS) {
+    return { value: `${duration(found.overdue_ms)}`, about: "an own message is due for so long", bad: true };
+  }
+  return { value: `${count(found.p99_ms)} ms`, about: `p99; median ${count(found.p50_ms)}, most ${count(found.max_ms)} ms` };
+}
+
+function queries(found) {
+  const names = Object.keys(found), troubled = names.filter((name) => found[name] !== "runs");
+  if (!names.length) return UNKNOWN;
+  return {
+    words: true,
+    value: troubled.length ? `${count(troubled.length)} of ${count(names.length)} in trouble` : `all ${count(names.length)} run`,
+    about: troubled.map((name) => `${name} ${found[name]}`).join("; ") || names.join(", "),
+    bad: troubled.length > 0,
+  };
+}
 
 function perSecond(now, total) {
   if (total == null) return UNKNOWN;

@@ -1,0 +1,38 @@
+"""What is told of a pipeline that runs: its queries, and how late a message would be."""
+
+import pytest
+from tests.conftest import eventually
+from tests.system.conftest import PATIENCE_S
+
+from duetime.api.punctuality import Punctuality
+from duetime.clock import SystemClock
+from duetime.status import RUNS, status
+
+pytestmark = pytest.mark.system
+
+
+def test_each_query_is_told_of(live):
+    found = eventually(lambda: told(live), within_s=PATIENCE_S)
+    assert {"intake", "lanes", "failures", "recurring", "redelivery"} <= found.queries.keys()
+    assert found.rescued >= 0
+
+
+def told(live):
+    """The state, once all of them run."""
+    found = status(live.settings, SystemClock())
+    return found if found.queries and set(found.queries.values()) == {RUNS} else None
+
+
+def test_own_messages_say_how_late_one_would_be(live):
+    own = Punctuality(live.settings, SystemClock())
+    assert own.look().samples == 0
+    # Through the lanes, and through the store.
+    seen = eventually(lambda: seen_of_both(own), within_s=PATIENCE_S)
+    assert 0 <= seen.p50_ms <= seen.p99_ms <= seen.max_ms
+    assert own.sent >= seen.samples
+    own.close()
+
+
+def seen_of_both(own):
+    seen = own.look()
+    return seen if own.released and seen.samples >= 2 else None
