@@ -1,11 +1,13 @@
 """What waits, as a DataFrame."""
 
 import pytest
+from pydantic import SecretStr
 from pyspark.sql import functions as F
+from tests.stores.saved import row
 
-from duetime.config import Settings
-from duetime.errors import ConfigError
 from duetime.spark import pending
+from duetime.stores.opening import open_store
+from duetime.stores.redis.shards import Shards
 
 pytestmark = pytest.mark.system
 
@@ -41,6 +43,20 @@ def test_an_empty_wheel_is_an_empty_dataframe(spark, settings):
     assert pending(spark, settings).count() == 0
 
 
-def test_another_store_is_refused_with_what_to_do(spark):
-    with pytest.raises(ConfigError, match="duetime pending --list"):
-        pending(spark, Settings(store="redis://127.0.0.1/0"))
+@pytest.mark.usefixtures("topics")
+def test_what_waits_in_redis_is_there_too(spark, settings, wheel, now_ms, redis_server):
+    before = wheel.message("orders", now_ms + MINUTE_MS, value="v")
+    stored = settings.model_copy(update={"store": SecretStr(redis_server.url)})
+    shards = Shards(stored)
+    shards.forget()
+    term, due_ms = shards.begin_term(), now_ms + MINUTE_MS
+    kept = [row(due_ms + each, f"m{each}", value=b"%d" % each) for each in range(300)]
+    shards.save([*kept, row(due_ms, "m0", offset=1, is_cancel=True)], term)
+    store = open_store(stored)
+    # Also what is claimed, and not sent yet.
+    assert store.overdue(due_ms + 10)
+    found = {each.id: each.value for each in pending(spark, stored).collect()}
+    store.close()
+    assert found == {each.id: b"%d" % number for number, each in enumerate(kept) if number} | {
+        str(before): b"v"
+    }

@@ -26,6 +26,14 @@ LARGEST_BYTES = 1024 * 1024
 FOREVER = (aerospike.TTL_NEVER_EXPIRE, aerospike.TTL_DONT_UPDATE)
 
 
+#: Of every namespace.
+PARTITIONS = 4_096
+
+
+def partition_of(key):
+    return int.from_bytes(aerospike.calc_digest(*key)[:2], "little") % PARTITIONS
+
+
 class InMemory:
     """One server. `records` is what it has: the bins by (namespace, set, key)."""
 
@@ -106,6 +114,8 @@ class _Query:
     """Records of one set where a bin is, or is between."""
 
     max_records = 0
+    _names = None
+    _bin = None
 
     def __init__(self, server, namespace, set_name):
         self._server = server
@@ -117,16 +127,21 @@ class _Query:
     def where(self, predicate):
         _, _, self._bin, *self._bounds = predicate
 
-    def results(self):
+    def results(self, policy=None):
+        part = (policy or {}).get("partition_filter", {"begin": 0, "count": PARTITIONS})
         with self._server._lock:
             found = [
-                (key, {}, {name: bins[name] for name in self._names})
+                (key, {}, {name: bins[name] for name in self._names or bins})
                 for key, bins in self._server.records.items()
-                if key[:2] == self._within and self._holds(bins.get(self._bin))
+                if key[:2] == self._within
+                and 0 <= partition_of(key) - part["begin"] < part["count"]
+                and self._holds(bins.get(self._bin))
             ]
         return found[: self.max_records or None]
 
     def _holds(self, value):
+        if self._bin is None:
+            return True
         if len(self._bounds) == 1:
             return value == self._bounds[0]
         return value is not None and self._bounds[0] <= value <= self._bounds[1]

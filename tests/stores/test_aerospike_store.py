@@ -276,3 +276,11 @@ def test_what_was_saved_late_for_its_window_goes_with_a_later_one(store, cache, 
     assert names_of(store.due(Slot(0, slot.number + 1))) == [row(NOW_MS + SECOND, "next").name]
     store.settle(first)
     assert names_of(store.due(Slot(0, slot.number + 2))) == [row(NOW_MS, "late").name]
+
+
+def test_its_parts_together_are_all_that_waits(cache):
+    rows = [row(NOW_MS + each, f"m{each}", value=b"%d" % each) for each in range(200)]
+    cache.keep(*rows)
+    parts = [[one for some in cache.everything(part, 7) for one in some] for part in range(7)]
+    assert sorted(int(one.value) for part in parts for one in part) == list(range(200))
+    assert all(parts)

@@ -1,4 +1,10 @@
-"""Everything that waits in the wheel, as a DataFrame."""
+"""Everything that waits, as a DataFrame."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import Window as W
@@ -6,7 +12,6 @@ from pyspark.sql import functions as F
 
 from duetime.columns import HEADERS_TYPE, record_bytes, waiting_text
 from duetime.config import Settings, load_settings
-from duetime.errors import ConfigError
 from duetime.message import (
     DUE_AT_MS,
     DUE_ID,
@@ -17,8 +22,20 @@ from duetime.message import (
     STATE,
     WAITING_HEADERS,
 )
+from duetime.pipeline.claims import RECORD_TYPE
 from duetime.pipeline.kafka import read_ranges
+from duetime.stores.opening import open_rows
 from duetime.stores.reader import WheelReader
+from duetime.topics import TopicNames
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: What is read of a record.
+COLUMNS = ("key", "value", "headers", "topic", "partition", "offset")
+
+#: Parts that another store than Kafka is read in, each by a task.
+PARTS = 16
 
 #: The columns of `pending`.
 PENDING = (
@@ -28,28 +45,46 @@ PENDING = (
 
 
 def pending(spark: SparkSession, settings: Settings | None = None) -> DataFrame:
-    """Everything that waits in the wheel, as it is now: id, due, topic, key, headers, size, value.
+    """Everything that waits, as it is now: id, due, topic, key, headers, size, value.
 
-    Cancelled messages are left out, and of those with one id all but one. `size` is that of key,
-    value and headers in bytes. A message that is tried again is due when its next try is. What is
-    delivered before the DataFrame is read is missing in it.
+    In the wheel, and in another store where there is one. Cancelled messages are left out, and of
+    those with one id all but one. `size` is that of key, value and headers in bytes. A message that
+    is tried again is due when its next try is. What is delivered before the DataFrame is read is
+    missing in it.
 
-    Raises ConfigError where messages wait in another store than Kafka, and KafkaError.
+    Raises KafkaError.
     """
     settings = settings or load_settings()
-    if settings.store_kind != "kafka":
-        raise ConfigError(
-            f"messages wait in {settings.store_kind}, and only what waits in Kafka is read as a "
-            "DataFrame: duetime pending --list --json lists it"
-        )
-    reader = WheelReader(settings)
-    try:
+    with closing(WheelReader(settings)) as reader:
         ranges = reader.ranges()
-    finally:
-        reader.close()
-    if not ranges:
+    found = []
+    if ranges:
+        records = read_ranges(spark, settings, ranges, all_there=False)
+        found.append(records.select(*COLUMNS))
+    if settings.store_kind != "kafka":
+        parts = spark.range(0, PARTS, 1, PARTS)
+        found.append(parts.mapInArrow(PartReader(settings), RECORD_TYPE).select(*COLUMNS))
+    if not found:
         return spark.createDataFrame([], PENDING)
-    return read_ranges(spark, settings, ranges, all_there=False).transform(waiting_messages)
+    return reduce(DataFrame.unionAll, found).transform(waiting_messages)
+
+
+@dataclass(frozen=True)
+class PartReader:
+    """Reads parts of a store of rows in an executor, in Python, some records at a time."""
+
+    settings: Settings
+
+    def __call__(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        """The records of the parts whose numbers it is given."""
+        # Only who has another store than Kafka needs what this imports.
+        from duetime.stores.arrow import batch_of  # noqa: PLC0415
+
+        rows, topic = open_rows(self.settings), TopicNames(self.settings).store
+        for batch in batches:
+            for part in batch.column(0).to_pylist():
+                for records in rows.everything(part, PARTS):
+                    yield batch_of(records, topic)
 
 
 def waiting_messages(records: DataFrame) -> DataFrame:

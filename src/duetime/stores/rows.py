@@ -84,6 +84,13 @@ class Rows(Protocol):
         """What a claim of this store holds, in order of time, some at a time."""
         ...
 
+    def everything(self, part: int, parts: int) -> Iterator[list[Record]]:
+        """One of so many parts of all that waits, claimed or not, some at a time, in no order.
+
+        What is claimed meanwhile may be there twice.
+        """
+        ...
+
 
 def portions(rows: Iterable[Row], most: int, most_bytes: int) -> Iterator[list[Row]]:
     """The rows in groups of so many, and of so many bytes, at most; or of one that is larger."""

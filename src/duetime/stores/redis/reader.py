@@ -81,12 +81,9 @@ class RedisReader:
 
     def _sources(self) -> list[Source]:
         """Every sorted set with names: what waits, and what is claimed and not settled."""
-        found = []
-        for keys in self._shards.keys:
-            claims = cast("list[bytes]", client(self._settings).zrange(keys.leases, 0, -1))
-            names = [keys.due, *(keys.claims + claim.decode() for claim in claims)]
-            found += [Source(keys, name) for name in names]
-        return found
+        return [
+            Source(keys, name) for keys in self._shards.keys for name in self._shards.sets(keys)
+        ]
 
     def _oldest_ms(self, sources: Sequence[Source], now_ms: int) -> int:
         with client(self._settings).pipeline(transaction=False) as pipeline:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -183,6 +184,24 @@ class Shards:
                 keys = self._keys[each.shard]
                 _run(pipeline, "give_up", [keys.leases, keys.owners], each.name, owner)
             pipeline.execute()
+
+    def everything(self, part: int, parts: int) -> Iterator[list[Record]]:
+        """What waits in one of so many parts of the shards, some at a time."""
+        for keys in self._keys[part::parts]:
+            for set_name in self.sets(keys):
+                with answering(self._settings):
+                    found = client(self._settings).zscan_iter(set_name, count=READ_FIRST)
+                    names = (cast("bytes", name).decode() for name, _ in found)
+                    while some := list(islice(names, READ_FIRST)):
+                        yield [unpacked(each) for each in self.packed(keys, some) if each]
+
+    def sets(self, keys: ShardKeys) -> Iterator[str]:
+        """The sorted sets of a shard: what waits, then what is claimed and not settled."""
+        yield keys.due
+        # Looked for now: from there it goes to a claim, and not back while that is held.
+        with answering(self._settings):
+            claims = cast("list[bytes]", client(self._settings).zrange(keys.leases, 0, -1))
+        yield from (keys.claims + claim.decode() for claim in claims)
 
     def records(self, claim: ShardClaim) -> Iterator[list[Record]]:
         """What a claim holds, in order of time, some at a time."""
