@@ -1,9 +1,11 @@
 """What is in deploy/ speaks of what the code has. Nothing here is run but its linters."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -116,13 +118,29 @@ def test_pods_run_commands_and_mount_volumes_that_exist():
     commands = {path.stem for path in (ROOT / "src/duetime/cli").glob("*.py")} | {"run"}
     for pod in pods():
         (container,) = pod["containers"]
-        assert set(container["args"]) <= commands
+        # A script is looked at by the next test.
+        assert "command" in container or set(container["args"]) <= commands
         mounted = {each["name"] for each in container["volumeMounts"]}
         assert mounted - {"spool"} <= {each["name"] for each in pod["volumes"]}
 
 
+def test_spark_is_given_what_there_is():
+    (script,) = (
+        pod["containers"][0]["args"][0] for pod in pods() if "command" in pod["containers"][0]
+    )
+    found, _, submit = script.partition("exec ")
+    assert submit.startswith('"$spark/bin/spark-submit"')
+    looked = 'test -x "$spark/bin/spark-submit" -a -f "$main" -a -f "${jars%%,*}" -a -n "$java"'
+    own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run([shutil.which("bash"), "-euc", found + looked], check=True, env=os.environ | own)
+
+
 def test_a_second_try_meets_the_process_that_had_the_first():
-    (service,) = (each for each in objects() if each["kind"] == "Service")
+    (service,) = (
+        each
+        for each in objects()
+        if each["kind"] == "Service" and each["spec"]["selector"]["part"] == "api"
+    )
     assert service["spec"]["sessionAffinity"] == "ClientIP"
 
 
