@@ -82,6 +82,7 @@ def test_a_delayed_topic_is_read_in_order_and_each_record_once(broker):
     assert found["index_bytes_per_message"] >= 16
 
 
+@pytest.mark.hostile
 def test_a_queue_loses_nothing_and_only_what_was_dropped_comes_again(broker):
     load = ["--messages", "500", "--rate", "200", "--drop", "0.1", "--timeout", "5s"]
     result = bench(broker, "queue", *load)
