@@ -45,7 +45,7 @@ def test_an_empty_wheel_is_an_empty_dataframe(spark, settings):
 
 @pytest.mark.usefixtures("topics")
 def test_what_waits_in_redis_is_there_too(spark, settings, wheel, now_ms, redis_server):
-    before = wheel.message("orders", now_ms + MINUTE_MS, value="v")
+    before = wheel.message("orders", now_ms + MINUTE_MS, unique="before", value="v")
     stored = settings.model_copy(update={"store": SecretStr(redis_server.url)})
     shards = Shards(stored)
     shards.forget()
