@@ -6,7 +6,7 @@ from duetime import admin
 from duetime.admin import check_topics, create_topics, topic_problems
 from duetime.connection import librdkafka_properties
 from duetime.errors import ConfigError, KafkaError
-from duetime.topics import required_topics
+from duetime.required import required_topics
 
 pytestmark = pytest.mark.system
 

@@ -21,9 +21,10 @@ from confluent_kafka.admin import (
 from duetime.config import Settings
 from duetime.errors import ConfigError, KafkaError
 from duetime.reach import TURNED_AWAY, Contact, Unanswered
+from duetime.required import Topic, check_all, required_topics, shared_names
 from duetime.stores.offsets import Offsets
 from duetime.stores.places import Place
-from duetime.topics import Topic, TopicNames, check_all, required_topics, shared_names
+from duetime.topics import TopicNames
 
 #: How long one request may take, in seconds. Creating hundreds of partitions takes a few.
 TIMEOUT_S = 30.0

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 #: What is called here becomes part of topics' names. In Rust's syntax, where `$` is the very end.
 NAME_PATTERN = r"^[a-zA-Z0-9_-]{1,40}$"
 
+#: A topic's name, as Kafka has them.
+DESTINATION_PATTERN = r"^[a-zA-Z0-9._-]{1,249}$"
+
 #: A delayed topic's name: with a partition and an offset it becomes part of ids.
 DELAYED_PATTERN = r"^[a-zA-Z0-9._-]{1,150}$"
 #: How a queue's topic may be called: it becomes part of ids, which have their length.
@@ -93,6 +96,8 @@ class Cluster(Connection):
     """Another cluster: nobody guesses where it is."""
 
     bootstrap: str = Field(min_length=1, description="Its bootstrap servers, host:port[,...]")
+    #: A topic there whose partition 0 is for the pipeline's probes; None is no probes there.
+    probe_topic: Annotated[str, Field(pattern=DESTINATION_PATTERN)] | None = None
 
 
 class ApiToken(BaseModel):

@@ -1,11 +1,14 @@
-"""topics and doctor on a real broker."""
+"""topics, doctor and status on a real broker."""
+
+import json
 
 import pytest
 from confluent_kafka.admin import AdminClient
 from tests.conftest import configure
+from tests.leading import leading
 
 from duetime.connection import librdkafka_properties
-from duetime.topics import required_topics
+from duetime.required import required_topics
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("on_broker")]
 
@@ -47,6 +50,21 @@ def test_a_topic_that_would_lose_messages_is_named_with_the_setting(duetime, sho
 
     assert outcome.code == 1
     assert f"✗ topic {short_retention}: retention.ms is 1000" in outcome.err
+
+
+def test_the_status_says_what_was_rescued_and_when_that_was_due(duetime, settings, topics):  # noqa: ARG001
+    found = (20_000, 1_234, 5_000, 9_000)
+    with leading(settings, rescued=1_240, rescues=[found]):
+        told, as_json = duetime("status"), duetime("status", "--json")
+
+    lines = told.out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("rescued"))
+    assert lines[at].split()[1:] == ["1,240"]
+    assert lines[at + 1].strip().startswith("1970-01-01T00:00:20.000Z (")
+    due = "due from 1970-01-01T00:00:05.000Z to 1970-01-01T00:00:09.000Z"
+    assert lines[at + 1].endswith(f"): 1,234, {due}")
+    (rescue,) = json.loads(as_json.out)["rescues"]
+    assert tuple(rescue.values()) == found
 
 
 def test_the_doctor_finds_nothing_where_all_is_well(duetime, topics):  # noqa: ARG001

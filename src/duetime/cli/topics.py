@@ -11,12 +11,12 @@ from duetime.admin import create_topics, topic_problems
 from duetime.cli.connect import connected
 from duetime.cli.display import console, facts, when
 from duetime.cli.options import Config, Json, Kafka, Store, settings_from
-from duetime.clock import SystemClock, format_duration
+from duetime.clock import SystemClock, format_duration, format_instant
 from duetime.doctor import checkup
 from duetime.errors import KafkaError
-from duetime.status import RUNS, Status
+from duetime.required import required_topics
+from duetime.standing import RUNS, Status
 from duetime.status import status as ask
-from duetime.topics import required_topics
 
 
 def topics(
@@ -81,9 +81,19 @@ def _described(found: Status, now_ms: int) -> list[tuple[str, str]]:
         ("standing by", "\n".join(found.standbys) or "none"),
         ("waiting", f"{found.waiting:,}"),
         ("late", late if found.late else "none"),
-        ("rescued", "not known" if found.rescued is None else f"{found.rescued:,}"),
+        ("rescued", "not known" if found.rescued is None else _rescued(found, now_ms)),
         ("queries", _queries(found) if found.queries else "not known"),
     ]
+
+
+def _rescued(found: Status, now_ms: int) -> str:
+    """How many, and of the latest when they were found and when they were due."""
+    latest = [
+        f"{when(each.at_ms, now_ms)}: {each.messages:,}, "
+        f"due from {format_instant(each.from_ms)} to {format_instant(each.to_ms)}"
+        for each in found.rescues
+    ]
+    return "\n".join([f"{found.rescued:,}", *latest])
 
 
 def _queries(found: Status) -> str:

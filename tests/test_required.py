@@ -3,8 +3,8 @@
 import pytest
 
 from duetime.config import Settings
+from duetime.required import required_topics
 from duetime.tables import QueueSettings
-from duetime.topics import required_topics
 
 DAY_MS = 86_400_000
 
