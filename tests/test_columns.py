@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from duetime import columns
+from duetime.backoff import backoff_ms
 from duetime.errors import InvalidMessage
 from duetime.ladder import Ladder
 from duetime.message import LATEST_MS, MessageId
@@ -144,6 +145,11 @@ def test_a_backoff_doubles_to_the_longest_and_is_spread_over_half_of_it(spark):
     waits = columns.backoff_ms(
         F.col("attempts"), F.lit(1_000), F.lit(60_000), spread=[F.col("name"), F.col("attempts")]
     )
+    some = [(str(name), attempts) for name in range(50) for attempts in (1, 2, 7, 40)]
+    asked = spark.createDataFrame(some, "name string, attempts bigint").select(waits)
+    assert [row[0] for row in asked.collect()] == [
+        backoff_ms(attempts, 1_000, 60_000, f"{name}:{attempts}") for name, attempts in some
+    ]
     by_attempts = tried.select("attempts", waits.alias("ms")).groupBy("attempts")
     found = by_attempts.agg(F.min("ms"), F.max("ms"), F.countDistinct("ms")).collect()
     for attempts, least_ms, most_ms, different in found:

@@ -3,7 +3,7 @@
 import os
 import threading
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
 import pytest
@@ -48,14 +48,19 @@ class Sent:
     value: bytes | None = b"v"
     headers: tuple = ()
     topic: str | None = "orders"
+    #: When it was due before it failed three times.
+    first_ms: int | None = None
 
     @property
     def id(self):
-        return MessageId(due_ms=self.due_ms, unique=self.unique)
+        return MessageId(due_ms=self.first_ms or self.due_ms, unique=self.unique)
 
     @property
     def all_headers(self):
-        values = (self.topic, None, "1", str(self.due_ms), str(self.id))
+        at_ms, state = self.due_ms, "1"
+        if self.first_ms and self.topic:
+            at_ms, state = self.first_ms, f"1::{self.due_ms}:3:{self.first_ms + 1}"
+        values = (self.topic, None, state, str(at_ms), str(self.id))
         own = [
             (name, value and value.encode())
             for name, value in zip(WAITING_HEADERS, values, strict=True)
@@ -64,7 +69,7 @@ class Sent:
 
 
 def cancel_of(message):
-    return Sent(due_ms=message.due_ms, unique=message.unique, topic=None, value=None)
+    return replace(message, topic=None, value=None, headers=())
 
 
 class OnWheel:
@@ -290,6 +295,15 @@ def test_a_cancel_is_heard_whichever_came_first(kept, claim, turned, now_ms):
     assert values_of(turned(claim(before))) == [b"2"]
 
 
+def test_the_cancel_of_a_retry_is_heard_whichever_came_first(kept, claim, turned, now_ms):
+    before, after, other = (
+        Sent(due_ms=now_ms - SECOND, first_ms=now_ms - MINUTE, value=b"%d" % each)
+        for each in range(3)
+    )
+    kept.save(cancel_of(before), before, after, cancel_of(after), other)
+    assert values_of(turned(claim(before))) == [b"2"]
+
+
 def test_what_is_due_in_the_same_ms_comes_out_as_it_came(kept, claim, turned, now_ms):
     messages = [Sent(due_ms=now_ms - SECOND, value=b"%d" % each) for each in (3, 1, 4, 1, 5, 9, 2)]
     kept.save(*messages)
@@ -319,6 +333,14 @@ def test_what_is_given_up_is_overdue_and_knows_when_it_was_begun(kept, store, cl
     assert values_of(read(again)) == [b"again"]
 
 
+def test_what_is_overdue_says_when_it_is_due(kept, store, soon_ms):
+    due = [soon_ms + each for each in (500, 999, 1_700)]
+    kept.save(*(Sent(due_ms=each) for each in due))
+    claims = store.overdue(soon_ms + 5 * SECOND)
+    assert soon_ms <= min(each.due.from_ms for each in claims) <= due[0]
+    assert due[-1] < max(each.due.to_ms for each in claims) <= soon_ms + 2 * SECOND
+
+
 def test_what_is_claimed_is_claimed_by_nobody_else(kept, store, claim, soon_ms):
     message = Sent(due_ms=soon_ms)
     kept.save(message)
@@ -341,6 +363,17 @@ def test_a_message_is_found_and_a_cancelled_one_is_told(kept, store, reader, now
     assert reader.find(never, now_ms) is store.find(never, now_ms) is None
 
 
+def test_a_retry_is_found_where_it_waits_and_a_cancelled_one_is_told(kept, reader, now_ms):
+    near, cancelled = (
+        Sent(due_ms=now_ms + ms, first_ms=now_ms - MINUTE) for ms in (20 * SECOND, 30 * MINUTE)
+    )
+    kept.save(near, cancelled, cancel_of(cancelled))
+    for one, is_cancelled in ((near, False), (cancelled, True)):
+        found = reader.find(one.id, now_ms, retry_ms=one.due_ms)
+        assert (found.id, found.cancelled) == (one.id, is_cancelled)
+    assert reader.find(near.id, now_ms, retry_ms=near.due_ms + 1 + MINUTE) is None
+
+
 def test_what_waits_is_counted_where_it_is_due_and_listed_in_order(kept, store, reader, now_ms):
     delays_ms = [50 * MINUTE, 15 * SECOND, 5 * MINUTE, 15 * SECOND + 1, 16 * SECOND]
     messages = [Sent(due_ms=now_ms + ms, topic=f"t{ms}") for ms in delays_ms]
@@ -361,6 +394,20 @@ def test_what_waits_is_counted_where_it_is_due_and_listed_in_order(kept, store, 
     between = reader.messages(now_ms, from_ms=messages[4].due_ms, to_ms=messages[0].due_ms)
     assert [found.id for found in between] == [messages[4].id, messages[2].id]
     assert len(list(reader.messages(now_ms, limit=2))) == 2
+
+
+def test_what_is_tried_again_is_listed_and_found_by_the_time_of_that(kept, reader, now_ms):
+    kept.forget()
+    failed = Sent(due_ms=now_ms + 5 * MINUTE, first_ms=now_ms - MINUTE)
+    sooner, later = (Sent(due_ms=now_ms + each * MINUTE) for each in (4, 6))
+    kept.save(later, failed, sooner)
+    listed = list(reader.messages(now_ms, from_ms=now_ms))
+    assert [each.id for each in listed] == [sooner.id, failed.id, later.id]
+    found = reader.find(failed.id, now_ms, retry_ms=failed.due_ms)
+    assert found == listed[1]
+    assert found.retry == (failed.due_ms, 3, now_ms - MINUTE + 1)
+    assert reader.find(failed.id, now_ms) is None
+    assert reader.find(later.id, now_ms, retry_ms=failed.due_ms) is None
 
 
 def test_100_000_messages_come_out_once_each(kept, store, claim, read, soon_ms):

@@ -183,6 +183,21 @@ def test_what_is_routed_to_a_slot_comes_after_filled_from_and_the_turn_before_en
     assert wheel.end_ms(before) + room_ms <= filled_ms <= first_ms - room_ms
 
 
+@given(journeys())
+def test_the_slot_that_a_record_was_put_into_is_told_by_when_that_was(journey):
+    wheel, now_ms, due_ms = journey
+    slot = wheel.place(due_ms, now_ms)
+    assert wheel.slot_filled(slot.level, wheel.partition(slot), now_ms) == slot
+
+
+@given(slots())
+def test_the_slot_that_is_filled_changes_at_filled_from(place):
+    wheel, slot = place
+    filled_ms, partition = wheel.filled_from_ms(slot), wheel.partition(slot)
+    at = [wheel.slot_filled(slot.level, partition, each) for each in (filled_ms - 1, filled_ms)]
+    assert at == [Slot(slot.level, slot.number - wheel.ring), slot]
+
+
 def test_the_worked_example_of_the_module():
     wheel, due_ms = Wheel(), 600_000
     slot = wheel.place(due_ms, 0)

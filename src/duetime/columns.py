@@ -4,7 +4,7 @@ Whatever `wheel` and `ladder` compute in Python is computed here for every row i
 property test holds the two equal.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event
 from typing import Any
@@ -13,6 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from duetime import java
+from duetime.backoff import MOST_DOUBLINGS, PARTS
 from duetime.ladder import Ladder
 from duetime.message import HEADER_FRAME_BYTES, STATE, UNDELIVERED_HEADERS, WAITING_HEADERS
 from duetime.wheel import Wheel
@@ -90,11 +91,15 @@ def header_text(by_name: Column, name: str) -> Column:
     return by_name[name].cast("string")
 
 
-def waiting_text(headers: Column, name: str) -> Column:
-    """One of the WAITING_HEADERS as text, by position; null in a record of another shape."""
-    position = WAITING_HEADERS.index(name)
-    at = F.get(headers, F.lit(position))
+def text_at(headers: Column, names: Sequence[str], name: str) -> Column:
+    """A header as text, by its position among these names; null in a record of another shape."""
+    at = F.get(headers, F.lit(names.index(name)))
     return F.when(at["key"] == name, at["value"].cast("string"))
+
+
+def waiting_text(headers: Column, name: str) -> Column:
+    """The same of one of the WAITING_HEADERS."""
+    return text_at(headers, WAITING_HEADERS, name)
 
 
 def state_number(state: Column, name: str) -> Column:
@@ -135,9 +140,10 @@ def message_id(due_ms: Column, unique: Column) -> Column:
 
 
 def backoff_ms(attempts: Column, first_ms: Column, most_ms: Column, spread: list[Column]) -> Column:
-    """Exponential back-off after so many attempts, in ms; `spread` spreads it over half of it."""
-    doubled = first_ms * F.pow(F.lit(2), F.least(attempts - 1, F.lit(30)))
-    share = F.lit(0.5) + F.pmod(F.xxhash64(*spread), F.lit(1_000)) / 2_000
+    """`backoff.backoff_ms` as a column; what spreads it is joined with colons."""
+    doubled = first_ms * F.pow(F.lit(2), F.least(attempts - 1, F.lit(MOST_DOUBLINGS)))
+    text = F.concat_ws(":", *(each.cast("string") for each in spread))
+    share = F.lit(0.5) + F.crc32(text.cast("binary")) % PARTS / (2 * PARTS)
     return (F.least(doubled, most_ms) * share).cast("bigint")
 
 

@@ -8,6 +8,7 @@ one; it sorts by time; and it names the slot to look in, so that cancelling need
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 from duetime.errors import InvalidMessage, Reason
@@ -148,6 +149,9 @@ UNIQUE_PATTERN = rf"^[A-Za-z0-9._:=~+-][A-Za-z0-9._:=~+@-]{{0,199}}{END}"
 #: What a series is called: shorter, because its runs' ids and more are made of it.
 SERIES_PATTERN = rf"^[A-Za-z0-9._:=~+@-]{{1,160}}{END}"
 
+#: How the unique part of an id begins under which a series waits for its next run.
+SERIES_MARK = "@series:"
+
 #: Any full id.
 ID_PATTERN = rf"^[0-9a-f]{{12}}-[A-Za-z0-9._:=~+@-]{{1,200}}{END}"
 
@@ -209,6 +213,7 @@ def check_cluster(name: object) -> str:
     return name
 
 
+@lru_cache
 def check_destination(topic: str, namespace: str) -> str:
     """The topic, if messages may be sent to it.
 

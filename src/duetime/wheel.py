@@ -98,16 +98,23 @@ class Wheel:
 
         Raises InvalidMessage (beyond-wheel) where no level reaches it: a due time is never wrapped.
         """
-        for level in range(self.levels):
-            number = self.number(level, due_ms)
-            if number - self.number(level, now_ms) < self.reach(level):
-                return Slot(level, number)
-        raise InvalidMessage(
-            Reason.BEYOND_WHEEL,
-            f"due in {format_duration(due_ms - now_ms)}, and the wheel ends after "
-            f"{format_duration(self.span_ms())}: "
-            "choose an earlier time, or configure more wheel_levels",
-        )
+        self.check_reach(due_ms, now_ms)
+        level = next(each for each in range(self.levels) if self._reaches(each, due_ms, now_ms))
+        return Slot(level, self.number(level, due_ms))
+
+    def check_reach(self, due_ms: int, now_ms: int) -> None:
+        """Raise InvalidMessage (beyond-wheel) where no level reaches it."""
+        if not self._reaches(self.levels - 1, due_ms, now_ms):
+            raise InvalidMessage(
+                Reason.BEYOND_WHEEL,
+                f"due in {format_duration(due_ms - now_ms)}, and the wheel ends after "
+                f"{format_duration(self.span_ms())}: "
+                "choose an earlier time, or configure more wheel_levels",
+            )
+
+    def _reaches(self, level: int, due_ms: int, now_ms: int) -> bool:
+        width_ms = self.width_ms(level)
+        return due_ms // width_ms - now_ms // width_ms < self.reach(level)
 
     def partition(self, slot: Slot) -> int:
         """The partition of the level's topic that holds the slot."""
@@ -146,3 +153,9 @@ class Wheel:
         spare = self.ring - self.reach(slot.level)
         first = slot.number - self.reach(slot.level) + 1 - spare // 2
         return first * self.width_ms(slot.level)
+
+    def slot_filled(self, level: int, partition: int, appended_ms: int) -> Slot:
+        """The slot of this partition that was being filled then: the other way round."""
+        spare = self.ring - self.reach(level)
+        last = self.number(level, appended_ms) + self.reach(level) - 1 + spare // 2
+        return Slot(level, last - (last - partition) % self.ring)

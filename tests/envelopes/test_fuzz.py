@@ -248,7 +248,9 @@ def test_what_is_routed_goes_to_a_legal_place_under_an_id_of_its_due_time(rows):
             continue
         headers = dict(headers_of(row)[:5])
         identity = MessageId.parse(headers["due-id"].decode())
-        assert identity.due_ms == int(headers["due-at-ms"])
+        # A cancel may be of a retry, which has a time of its own.
+        is_cancel = headers.get("due-topic", b"") is None
+        assert is_cancel or identity.due_ms == int(headers["due-at-ms"])
         found.add(kind_of(row))
     assert found >= {"destination", "wheel"}
 

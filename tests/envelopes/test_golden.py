@@ -1,6 +1,7 @@
 """Golden records: what each envelope's senders write, and what becomes of it.
 
-The files beside this one hold them. All go through the intake in one job, under one clock.
+The files beside this one hold them, and docs/contracts.md shows two. All go through the intake in
+one job, under one clock.
 """
 
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import functions as F
 from tests.conftest import RECORD
+from tests.snippets import of
 
 from duetime.config import Settings
 from duetime.pipeline.intake import Intake
@@ -28,7 +30,34 @@ def golden():
             yield document | case | {"id": f"{path.stem}: {case['name']}"}
 
 
-CASES = list(golden())
+#: What docs/contracts.md shows of the contracts in JSON, in its order, and says of each.
+SAID = [
+    {
+        "topic": "event_delayer_publisher",
+        "to": "orders",
+        "due_ms": 1_766_595_600_000,
+        "delivered_key": "42",
+        "delivered_value": '{"any": "JSON"}',
+        "delivered": [["a", "b"], ["due-callback", "https://..."]],
+    },
+    {
+        "topic": "duetime.in.countdown",
+        "timestamp_ms": NOW_MS - 60_000,
+        "to": "orders",
+        "due_ms": NOW_MS - 57_500,
+        "delivered_value": "any JSON",
+    },
+]
+
+
+def shown():
+    # The last one is what a callback is told.
+    *blocks, _ = of("json", page="contracts.md")
+    for block, said in zip(blocks, SAID, strict=True):
+        yield said | {"value": block.text, "id": str(block)}
+
+
+CASES = [*golden(), *shown()]
 
 
 def raw(text):
@@ -127,7 +156,8 @@ def assert_delivered(headers, case, offset):
     assert headers[0] == ("due-at-ms", str(case["due_ms"]).encode())
     name, identity = headers[1]
     due, _, unique = identity.decode().partition("-")
-    assert (name, due) == ("due-id", f"{case['due_ms']:012x}")
+    due_ms = case.get("first_due_ms", case["due_ms"])
+    assert (name, due) == ("due-id", f"{due_ms:012x}")
     if "unique" in case:
         assert unique == case["unique"].replace("OFFSET", str(offset))
     assert headers[2:] == pairs(case.get("delivered", ()))

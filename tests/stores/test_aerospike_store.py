@@ -186,7 +186,9 @@ def test_messages_live_for_ever_and_ids_until_they_are_due(cache, server, settin
 def test_what_nobody_was_told_of_is_rescued_however_long_it_is_overdue(store, cache, ago_ms):
     # The published polls look at 10 s to 2 min, and at 2 h and more; between them is a gap.
     cache.keep(row(NOW_MS - ago_ms), row(NOW_MS + MINUTE, "later"))
-    assert names_of(store.overdue(NOW_MS)) == [row(NOW_MS - ago_ms).name]
+    (claim,) = store.overdue(NOW_MS)
+    assert claim.names == (row(NOW_MS - ago_ms).name,)
+    assert claim.due == (NOW_MS - ago_ms, NOW_MS - ago_ms + 1)
     assert store.overdue(NOW_MS) == []
 
 

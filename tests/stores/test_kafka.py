@@ -80,6 +80,17 @@ def test_records_removed_while_it_runs_are_told_once_and_the_rest_is_overdue(
     assert [each.levelno for each in caplog.records] == [logging.ERROR]
 
 
+def test_what_is_overdue_for_many_turns_of_the_ring_was_due_from_its_own_slot_on(
+    store, wheel, settings, now_ms
+):
+    slot = settings.wheel.place(now_ms + 10 * SECOND, now_ms)
+    wheel.message("orders", now_ms + 10 * SECOND)
+    later_ms = now_ms + 17 * MINUTE
+    (claim,) = store.overdue(later_ms)
+    assert claim.due.from_ms == settings.wheel.start_ms(slot)
+    assert later_ms - settings.wheel.ring * SECOND <= claim.due.to_ms <= later_ms + 2 * SECOND
+
+
 def test_what_was_settled_is_no_loss_at_the_next_start(store, wheel, settings, now_ms, caplog):
     due_ms = now_ms + 10 * SECOND
     for _ in range(5):

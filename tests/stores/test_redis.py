@@ -99,6 +99,8 @@ def test_what_a_reader_left_when_it_died_is_taken_over_and_known_as_begun(
     end_leases()
     taken = alive.overdue(NOW_MS + MINUTE)
     assert sorted((each.count, each.begun_ms or 0) for each in taken) == [(1, 0), (1, 17)]
+    # When it is due, is known of what is taken over, too.
+    assert {each.due.from_ms for each in taken} == {NOW_MS, NOW_MS + SECOND}
 
 
 def test_a_reader_that_lives_keeps_what_it_holds_though_it_stood_still(opened, shards, end_leases):

@@ -88,8 +88,9 @@ def test_a_message_its_cancel_and_its_retries_have_names_of_their_own():
         name_of(ID, DUE_MS, is_cancel=False),
         name_of(ID, DUE_MS, is_cancel=True),
         name_of(ID, DUE_MS + 1, is_cancel=False),
+        name_of(ID, DUE_MS + 1, is_cancel=True),
     ]
-    assert names == [ID, f"!{ID}", f"{ID}/{DUE_MS + 1}"]
+    assert names == [ID, f"!{ID}", f"{ID}/{DUE_MS + 1}", f"!{ID}/{DUE_MS + 1}"]
 
 
 @pytest.mark.parametrize("topic", [b"orders", None])

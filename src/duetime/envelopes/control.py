@@ -1,31 +1,34 @@
 """Control records: what is asked about a message that waits, or about a series.
 
-Key = id, header `due-op` = `cancel`; or key = name, `due-op` = `pause`, `resume` or `stop`.
+Key = id, header `due-op` = `cancel`, and of a retry `due-at-ms` = when it is; or key = name,
+`due-op` = `pause`, `resume` or `stop`.
 """
 
 from pyspark.sql import functions as F
 
 from duetime.columns import HEADERS_TYPE
-from duetime.envelopes import Canonical, Refusal, named, record_timestamp_ms
+from duetime.envelopes import Canonical, Refusal, named, record_timestamp_ms, whole_number
 from duetime.envelopes.series import asked_of
 from duetime.errors import Reason
-from duetime.message import CANCEL, DUE_OP, ID_PATTERN, OF_SERIES, SERIES_PATTERN
+from duetime.message import CANCEL, DUE_AT_MS, DUE_OP, ID_PATTERN, OF_SERIES, SERIES_PATTERN
 
 
 def control() -> Canonical:
     """A cancel carries the id's own due time, so that it is routed to the slot of its message.
 
+    A message that waits for a retry is in the slot of that, and the cancel says when it is.
     What is asked of a series is due at once.
     """
     asked = F.coalesce(named(DUE_OP), F.lit(""))
     is_cancel, of_series = asked == CANCEL, asked.isin(*OF_SERIES)
     text = F.when(F.is_valid_utf8(F.col("key").cast("string")), F.col("key").cast("string"))
     known = text.rlike(ID_PATTERN)
-    nothing = F.lit(None)
+    nothing, at = F.lit(None), named(DUE_AT_MS)
+    due_ms = F.conv(F.substring(text, 1, 12), 16, 10).cast("bigint")
     return Canonical(
         topic=nothing.cast("string"),
         due_ms=F.when(of_series, record_timestamp_ms()).when(
-            known, F.conv(F.substring(text, 1, 12), 16, 10).cast("bigint")
+            known, F.when(at.isNull(), due_ms).otherwise(whole_number(at))
         ),
         unique=F.when(known & is_cancel, F.substring(text, 14, 200)),
         key=F.col("key"),

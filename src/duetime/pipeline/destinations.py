@@ -1,34 +1,33 @@
-"""Which topics can be written to, as each row knows it before the sink.
+"""Keeps what rows know of their destinations up to date, by what the admin client says.
 
-A sink fails whole on one bad record, and waits a minute for a topic that does not exist. So what
-the admin client says of the cluster's topics is put where a row can look it up without a join: in
-system properties of the JVM. One property a topic:
-
-    duetime.to.<topic> = <partitions>[:<bytes>][:compacted]     bytes, if it takes less than we do
-                         denied                     it may not be written to
-                         unknown                    it is gone; as one that has no property
-
-Only where driver and executors share a JVM. Elsewhere nothing is known, and everything is sent.
+It is put where a row can look it up without a join: in system properties of the JVM (`obstacles`).
+Only where driver and executors share one. Elsewhere nothing is known, and everything is sent.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from confluent_kafka import KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType
-from pyspark.sql import Column, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
 from duetime import java
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
-from duetime.envelopes import Refusal
-from duetime.errors import Reason
 from duetime.pipeline.jvm import jvm
-from duetime.pipeline.leases import held, hold
+from duetime.pipeline.leases import hold
+from duetime.pipeline.obstacles import (
+    BATCH_BYTES,
+    COMPACTED,
+    DENIED,
+    UNKNOWN,
+    asked_name,
+    reached_name,
+    table_name,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,85 +49,8 @@ TIMEOUT_S = 10.0
 #: How long a cluster is waited for at the end that did not answer before, in seconds.
 CLOSE_S = 1.0
 
-#: What a record weighs in a batch of its own besides key, value and headers, in bytes. Source:
-#: Kafka's DefaultRecordBatch (61 bytes) and DefaultRecord (at most 22 here).
-BATCH_BYTES = 128
-
 #: What a delivered record has beside what its sender wrote, at most, in bytes: its due time and id.
 DELIVERED_BYTES = 512
-
-UNKNOWN, DENIED, COMPACTED = "unknown", "denied", "compacted"
-
-
-def known_of(settings: Settings, topic: Column, cluster: Column) -> Column:
-    """What is known of a topic, as the table has it; null for no topic. Runs in executors.
-
-    Of another cluster's, by a table of its own (`duetime@eu.to.<topic>`); what is not known yet,
-    because that cluster did not answer yet, is null.
-
-    Select it once, and give the selected column to `obstacles`.
-    """
-    prefix = _named(settings, cluster, _prefix)
-    known = java.system_property(F.concat(prefix, F.lit("."), topic))
-    return F.when(topic.isNotNull(), F.coalesce(known, java.system_property(prefix)))
-
-
-def looked_for(settings: Settings, known: Column, topic: Column, cluster: Column) -> Column:
-    """A filter for rows, always true: has a topic looked for that is not known.
-
-    Brokers that create topics do so then, and not when the message is due, which would be late. Of
-    several topics in one second one is looked for, and the others when they are due (`failures`).
-    """
-    asked = _named(settings, cluster, _asked)
-    before = F.coalesce(java.set_system_property(asked, topic), F.lit(""))
-    is_ours = cluster.isNull() | cluster.isin(*settings.clusters)
-    # No topic is called so, but the optimiser does not know.
-    return F.when((known == UNKNOWN) & is_ours, before != "..").otherwise(True)
-
-
-def obstacles(
-    known: Column, *, partition: Column, key: Column, size: Column, is_expired: Column
-) -> list[Refusal]:
-    """Why a row cannot be sent, in the order of the checks. Runs in executors."""
-    partitions = F.split_part(known, F.lit(":"), F.lit(1)).cast("int")
-    limit = F.split_part(known, F.lit(":"), F.lit(2)).cast("int")
-    return [
-        Refusal(
-            when=is_expired,
-            reason=Reason.EXPIRED,
-            detail="it could only be delivered after due-expires-ms",
-        ),
-        Refusal(
-            when=known == UNKNOWN,
-            reason=Reason.UNKNOWN_TOPIC,
-            detail="the destination does not exist: create it, and it is tried again",
-        ),
-        Refusal(
-            when=known == DENIED,
-            reason=Reason.NOT_AUTHORISED,
-            detail="duetime may not write to the destination: give its user the right",
-        ),
-        Refusal(
-            when=partition >= partitions,
-            reason=Reason.NO_SUCH_PARTITION,
-            detail="the destination has fewer partitions than due-partition asks for",
-        ),
-        Refusal(
-            when=key.isNull() & F.endswith(known, F.lit(COMPACTED)),
-            reason=Reason.NO_KEY,
-            detail="the destination is compacted, and takes no message without a key",
-        ),
-        Refusal(
-            when=limit.isNotNull() & (size > limit - BATCH_BYTES),
-            reason=Reason.TOO_LARGE_FOR_TOPIC,
-            detail="larger than the destination's max.message.bytes: raise it there",
-        ),
-    ]
-
-
-def is_reached(settings: Settings) -> Column:
-    """A filter for rows: true while the cluster answers, waits a while for it, then raises."""
-    return held(_reached(settings), "the other cluster does not answer")
 
 
 class Destinations:
@@ -138,7 +60,7 @@ class Destinations:
         self._settings = settings
         self._jvm = jvm(spark)
         self._system = java.java_class(self._jvm, "java.lang.System")
-        hold(self._jvm, _reached(settings), 0)
+        hold(self._jvm, reached_name(settings), 0)
         # A cluster that is back is found soon.
         properties = {"reconnect.backoff.max.ms": 1_000} | librdkafka_properties(settings)
         self._admin = AdminClient(properties)
@@ -180,7 +102,7 @@ class Destinations:
                 self._is_silent = True
             else:
                 self._is_silent = False
-                hold(self._jvm, _reached(self._settings), begun_s + REACHED_S)
+                hold(self._jvm, reached_name(self._settings), begun_s + REACHED_S)
 
     def look_for(self, topics: Iterable[str]) -> None:
         """Look again for topics that are not known, and have brokers create them if they do so.
@@ -212,7 +134,7 @@ class Destinations:
                 log.exception("could not refresh the destinations; trying again")
 
     def _look_for_asked(self) -> None:
-        asked = self._system.clearProperty(_asked(self._settings))
+        asked = self._system.clearProperty(asked_name(self._settings))
         if asked is not None:
             self.look_for([asked])
 
@@ -234,7 +156,7 @@ class Destinations:
 
     def _publish(self, known: dict[str, str]) -> None:
         """Put into the JVM what has changed; a topic that is gone is unknown."""
-        prefix = _prefix(self._settings)
+        prefix = table_name(self._settings)
         gone = self._published.keys() - known.keys()
         changed = {
             f"{prefix}.{topic}": said
@@ -250,6 +172,15 @@ class Destinations:
         # Last: from now on a topic without a property is unknown.
         self._system.setProperty(prefix, UNKNOWN)
         self._published = known
+
+
+def look_for(
+    topics: Mapping[str | None, Iterable[str]], known: Mapping[str | None, Destinations]
+) -> None:
+    """`Destinations.look_for` of each cluster's topics; of one that nobody knows, nothing."""
+    for cluster, wanted in topics.items():
+        if cluster in known:
+            known[cluster].look_for(wanted)
 
 
 class Details:
@@ -294,23 +225,3 @@ class Details:
 
 def _put(names: set[str], name: str, *, is_in: bool) -> None:
     (names.add if is_in else names.discard)(name)
-
-
-def _prefix(settings: Settings) -> str:
-    return f"{settings.namespace}.to"
-
-
-def _asked(settings: Settings) -> str:
-    return f"{settings.namespace}.asked"
-
-
-def _named(settings: Settings, cluster: Column, name: Callable[[Settings], str]) -> Column:
-    """The name of a property of the row's cluster."""
-    found: Column = F.lit(name(settings))
-    for each in settings.clusters:
-        found = F.when(cluster == each, F.lit(name(settings.at(each)))).otherwise(found)
-    return found
-
-
-def _reached(settings: Settings) -> str:
-    return f"{settings.namespace}.reached"

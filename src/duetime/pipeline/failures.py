@@ -19,7 +19,7 @@ from duetime.message import (
     DUE_STATE,
     WAITING_HEADERS,
 )
-from duetime.pipeline.destinations import Destinations
+from duetime.pipeline.destinations import Destinations, look_for
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.kafka import write_batch
 from duetime.pipeline.routing import Routes
@@ -33,7 +33,7 @@ from duetime.pipeline.rows import (
     waiting_record,
     without_reason,
 )
-from duetime.pipeline.written import Written, identified, scope_of_waiting
+from duetime.pipeline.written import Batches, Written, identified, scope_of_waiting
 
 #: Reasons that no retry will change.
 FINAL = (Reason.EXPIRED,)
@@ -46,19 +46,14 @@ def failures(
 
     `destinations` are those of this cluster, under None, and of others by their name.
     """
-    last: int | None = None
+    batches = Batches()
 
     def handle(batch: DataFrame, number: int) -> None:
         found = scope_of_waiting(batch)
         if found is None:
             return
-        destinations[None].look_for(found.destinations)
-        for cluster, topics in found.abroad.items():
-            if cluster in destinations:
-                destinations[cluster].look_for(topics)
-        # The first batch may have been begun before a crash, and a batch that failed is repeated.
-        nonlocal last
-        again, last = last in (None, number), number
+        look_for(found.destinations, destinations)
+        again = batches.is_again(number)
         left = written.without(identified(batch), found) if again else batch
         write_batch(judged(left, settings), settings, "failures")
         reach(Point.FAILURES_SENT)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Protocol, cast
 
 from pyspark.sql import DataFrame, SparkSession
@@ -29,14 +29,17 @@ from duetime.pipeline.saving import SAVED_KEPT_MS, SAVING
 from duetime.pipeline.turn import Turn
 from duetime.pipeline.waking import Waking
 from duetime.pipeline.written import Written
+from duetime.standing import RESCUES_TOLD
 from duetime.stores import Store
 from duetime.stores.kafka import KafkaStore
 from duetime.stores.keeping import Keeping
 from duetime.stores.opening import open_store
 from duetime.topics import visible
 
-#: The queries whose topics are ours alone: what is read and committed is of no more use.
-FREED = ("lanes", "failures")
+#: The query whose topic is ours alone: what is read and committed is of no more use.
+LANES = "lanes"
+#: And the one whose topic tells who cancels a message when it is tried again: it may wait so long.
+FAILURES = "failures"
 
 #: How long what was read stays where turns deliver it to, in ms: who recovers finds there that it
 #: is sent.
@@ -109,9 +112,16 @@ class Leader:
         self._queries.look_around(self._visit)
 
     def told(self) -> dict[str, Any]:
-        """What whoever asks for the state of the pipelines is told. From any thread."""
-        rescued = sum(release.rescued for release in self._releases)
-        return {"rescued": rescued, "queries": self._queries.told()}
+        """What whoever asks for the state of the pipelines is told. From any thread.
+
+        The last is what can be done without, where all would be too long for a note.
+        """
+        rescues = sorted(each for release in self._releases for each in release.rescues)
+        return {
+            "rescued": sum(release.rescued for release in self._releases),
+            "queries": self._queries.told(),
+            "rescues": [astuple(each) for each in rescues[-RESCUES_TOLD:]],
+        }
 
     def stop(self) -> None:
         """Stop all of it, once open windows have ended. Safe to repeat."""
@@ -173,6 +183,9 @@ class Leader:
     def _probes(self) -> Iterator[Beside]:
         if self._settings.metrics_port and self._settings.probes:
             yield Prober(self._settings, self._means.clock)
+            for name, cluster in self._settings.clusters.items():
+                if cluster.probe_topic:
+                    yield Prober(self._settings, self._means.clock, name)
 
     def _start(self, them: Iterable[Beside]) -> None:
         for each in them:
@@ -188,8 +201,10 @@ class Leader:
         now_ms = self._means.clock.now_ms()
         if self._settings.metrics_port:
             note_batch(name, query)
-        if name in FREED:
+        if name == LANES:
             free_read(self._wheel, query)
+        elif name == FAILURES:
+            free_read(self._wheel, query, now_ms - self._settings.retry_backoff_max_ms)
         elif name.startswith(OUTBOX) or name == RECURRING:
             free_read(self._wheel, query, now_ms - DELIVERED_KEPT_MS)
         elif name == SAVING:

@@ -30,8 +30,8 @@ from duetime.message import (
     DUE_ERROR_SOURCE,
     WAITING_HEADERS,
 )
-from duetime.pipeline.destinations import known_of, looked_for, obstacles
 from duetime.pipeline.election import lease_is_held
+from duetime.pipeline.obstacles import known_of, looked_for, obstacles
 from duetime.pipeline.rows import SinkRow, Waiting, choose
 from duetime.topics import OVERHEAD_BYTES, TopicNames
 
@@ -59,6 +59,18 @@ class Routes:
         """
         known = records.select("*", why.alias("why"))
         return known.where(lease_is_held(self._settings)).select(*to.columns())
+
+    def place(self, message: Waiting, now: Column, *before: tuple[Column, SinkRow]) -> SinkRow:
+        """Where it goes or waits, by when it is due; where none of the cases before that holds."""
+        remaining = message.due_ms - now
+        # A cancel waits where its message does.
+        soon = ~message.is_cancel & (remaining < self._settings.horizon_ms)
+        return choose(
+            *before,
+            (remaining <= 0, self.sent(message)),
+            (soon, self.lane(message, now)),
+            otherwise=self.store(message, now),
+        )
 
     def delivered(self, message: Waiting) -> SinkRow:
         """To its destination, or on its way to another cluster."""

@@ -38,10 +38,21 @@ class Scope:
 
     #: Since when they may have been handled, epoch ms.
     since_ms: int
-    #: Where they were to go on this cluster.
-    destinations: list[str]
-    #: And where on others, by cluster.
-    abroad: Mapping[str, list[str]]
+    #: Where they were to go, by the name of the cluster; None is this one.
+    destinations: Mapping[str | None, list[str]]
+
+
+class Batches:
+    """Tells which batches of a query may have been written already, in part or as a whole."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+
+    def is_again(self, number: int) -> bool:
+        """Whether it may have been begun before: to be asked once a batch, in their order."""
+        # The first one by who crashed, and one that failed is repeated.
+        again, self._last = self._last in (None, number), number
+        return again
 
 
 class Sieve:
@@ -74,7 +85,7 @@ class Sieve:
         return self._look.taken_in(topic, since_ms - CLOCKS_MS)
 
     def _left(self, records: DataFrame, scope: Scope, is_behind: Column) -> DataFrame:
-        destinations = scope.abroad.get(self._cluster, []) if self._cluster else scope.destinations
+        destinations = scope.destinations.get(self._cluster, [])
         written = self._ids(scope.since_ms - CLOCKS_MS, sorted(set(destinations)))
         if written is None:
             return records
@@ -136,9 +147,7 @@ def scope(records: DataFrame, destination: Column, cluster: Column) -> Scope | N
     for row in found:
         if row.to is not None:
             named.setdefault(row.cluster, []).append(row.to)
-    here = named.pop(None, [])
-    abroad = {cluster: topics for cluster, topics in named.items() if cluster is not None}
-    return Scope(since_ms=min(row.since_ms for row in found), destinations=here, abroad=abroad)
+    return Scope(since_ms=min(row.since_ms for row in found), destinations=named)
 
 
 def scope_of_waiting(records: DataFrame) -> Scope | None:

@@ -2,10 +2,21 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from duetime.message import MessageId
+from duetime.message import LATEST_MS, MessageId
 from duetime.wheel import Slot
+
+
+class DueTimes(NamedTuple):
+    """From the one instant up to, not including, the other, epoch ms."""
+
+    from_ms: int
+    to_ms: int
+
+
+#: Of a claim that was not asked.
+ANY_TIME = DueTimes(0, LATEST_MS + 1)
 
 
 class Claim(Protocol):
@@ -21,6 +32,11 @@ class Claim(Protocol):
         """When it was first taken up, epoch ms, if that was before: some of it may have gone on."""
         ...
 
+    @property
+    def due(self) -> DueTimes:
+        """When what it holds is due, if that was overdue: as far as the store knows it unread."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
@@ -32,6 +48,8 @@ class OffsetRange:
     end: int
     #: When it was first taken up, epoch ms, if that was before: some of it may have gone on.
     begun_ms: int | None = None
+    #: When these are due, of a claim of what is overdue; two ranges are the same without it.
+    due: DueTimes = field(default=ANY_TIME, compare=False)
 
     @property
     def count(self) -> int:
@@ -49,6 +67,17 @@ class Pending:
     count: int
 
 
+class Retry(NamedTuple):
+    """What became of a message so far that could not be delivered, and is tried again."""
+
+    #: When it is, epoch ms.
+    at_ms: int
+    #: How often it was tried.
+    attempts: int
+    #: When it failed for the first time, epoch ms.
+    failed_ms: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A message that waits, as `find` and `messages` give it."""
@@ -64,6 +93,13 @@ class Found:
     value: bytes | None = field(repr=False)
     headers: Sequence[tuple[str, bytes | None]] = field(repr=False)
     cancelled: bool
+    #: None before its first attempt.
+    retry: Retry | None = None
+
+    @property
+    def due_ms(self) -> int:
+        """Until when it waits, epoch ms: what its id says, or its next attempt."""
+        return self.retry.at_ms if self.retry else self.id.due_ms
 
 
 ClaimT = TypeVar("ClaimT", bound=Claim)
@@ -117,8 +153,17 @@ class Store(Protocol[ClaimT]):
 class Reader(Protocol):
     """Looks at what waits, from any process: nothing is claimed and nothing is changed."""
 
-    def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002 (what all call it)
-        """The message with this id, if it waits; `cancelled` if a cancel waits for it too."""
+    def find(
+        self,
+        id: MessageId,  # noqa: A002 (what all call it)
+        now_ms: int,
+        *,
+        retry_ms: int | None = None,
+    ) -> Found | None:
+        """The message with this id, if it waits; `cancelled` if a cancel waits for it too.
+
+        With `retry_ms`, if it is tried again then: it is found by that instant alone.
+        """
         ...
 
     def pending(self, now_ms: int) -> Sequence[Pending]:

@@ -9,10 +9,11 @@ turn missed.
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from duetime.config import Settings
 from duetime.message import MessageId
-from duetime.stores import Found, OffsetRange, Pending
+from duetime.stores import ANY_TIME, DueTimes, Found, OffsetRange, Pending
 from duetime.stores.keeping import Keeping
 from duetime.stores.offsets import Offsets
 from duetime.stores.places import Place, WheelPlaces
@@ -63,7 +64,11 @@ class KafkaStore:
             for place, end in lagging.items()
             if (first := since[place]) is None or first > self._settled[place]
         }
-        return self._claim(ends)
+        appended_ms = self._offsets.first_appended_ms(ends)
+        due = {
+            place: self._places.left_over(place, ms, now_ms) for place, ms in appended_ms.items()
+        }
+        return self._claim(ends, due)
 
     def begin(self, claims: Iterable[OffsetRange], now_ms: int) -> None:
         """Note it with the committed offsets: one request, and no topic of its own."""
@@ -149,7 +154,9 @@ class KafkaStore:
         ends = self._offsets.ends(free)
         return {place: end for place, end in ends.items() if end > self._settled[place]}
 
-    def _claim(self, ends: dict[Place, int]) -> list[OffsetRange]:
+    def _claim(
+        self, ends: Mapping[Place, int], due: Mapping[Place, DueTimes] = MappingProxyType({})
+    ) -> list[OffsetRange]:
         """Ranges up to these ends, of the partitions that nobody works on."""
         with self._lock:
             ranges = [
@@ -159,6 +166,7 @@ class KafkaStore:
                     self._settled[topic, partition],
                     end,
                     self._begun.get((topic, partition)),
+                    due.get((topic, partition), ANY_TIME),
                 )
                 for (topic, partition), end in ends.items()
                 if (topic, partition) not in self._claimed and end > self._settled[topic, partition]

@@ -47,7 +47,7 @@ class Selection:
     def takes(self, entry: Entry) -> bool:
         """Whether the message is one of them. A cancel, which names no topic, counts too."""
         to_topic = entry.topic is None or self.topic in (None, entry.topic)
-        return to_topic and self.from_ms <= entry.id.due_ms < self.to_ms
+        return to_topic and self.from_ms <= entry.due_ms < self.to_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ class Listing:
         """Messages by due time, and by arrival where that is the same; each id once."""
         due_ms, seen = -1, set[str]()
         for entry in self._merged():
-            if entry.id.due_ms != due_ms:
-                due_ms, seen = entry.id.due_ms, set()
+            if entry.due_ms != due_ms:
+                due_ms, seen = entry.due_ms, set()
             if entry.id.unique not in seen and entry.id not in self._cancelled:
                 seen.add(entry.id.unique)
                 yield entry.found(cancelled=False)
@@ -93,7 +93,7 @@ class Listing:
         room, complete = self.held_bytes, True
         for entry in self._selected(stretch):
             if entry.order > after:
-                heapq.heappush(held, (-entry.id.due_ms, -entry.offset, entry))
+                heapq.heappush(held, (-entry.due_ms, -entry.offset, entry))
                 room -= entry.size_bytes
             while room < 0 and len(held) > 1:
                 room += heapq.heappop(held)[-1].size_bytes
@@ -111,17 +111,22 @@ class Listing:
                 yield entry
 
 
+def place(found: Found) -> MessageId:
+    """Where it is in a listing: its id, but with the time at which it is due now."""
+    return MessageId(due_ms=found.due_ms, unique=found.id.unique)
+
+
 def after(messages: Iterator[Found], last: MessageId) -> Iterator[Found]:
-    """Of messages that begin at the due time of `last`, those that follow it.
+    """Of messages that begin at the due time of `last`, a place, those that follow it.
 
     Where it waits no more, all of them: a message may be seen twice, but none is passed over.
     """
     same: list[Found] = []
     for each in messages:
-        if each.id == last:
+        if place(each) == last:
             break
         same.append(each)
-        if each.id.due_ms > last.due_ms:
+        if each.due_ms > last.due_ms:
             yield from same
             break
     else:

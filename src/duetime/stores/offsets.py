@@ -18,7 +18,13 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka import KafkaError as BrokerError
-from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec, TopicDescription
+from confluent_kafka.admin import (
+    AclOperation,
+    AdminClient,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+    TopicDescription,
+)
 
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
@@ -120,6 +126,12 @@ class Offsets:
         found = self._offsets(wanted)
         return {place: offset if offset >= 0 else None for place, offset in found.items()}
 
+    def first_appended_ms(self, places: Iterable[Place]) -> dict[Place, int]:
+        """When the first record that each still has was appended, epoch ms; -1: there is none."""
+        wanted = {TopicPartition(*place): OffsetSpec.for_timestamp(0) for place in places}
+        found = answer(lambda: self._ask(wanted, ISOLATION[False])) if wanted else {}
+        return {place: one.timestamp for place, one in found.items()}
+
     def committed(self, places: Iterable[Place]) -> dict[Place, int]:
         """What the group has committed; without those where it has not, or not for very long."""
         return {place: one.offset for place, one in self._commits(places).items()}
@@ -189,20 +201,23 @@ class Offsets:
     def _offsets(
         self, wanted: dict[Any, OffsetSpec], isolation: IsolationLevel = ISOLATION[False]
     ) -> dict[Place, int]:
-        return answer(lambda: self._ask(wanted, isolation)) if wanted else {}
+        found = answer(lambda: self._ask(wanted, isolation)) if wanted else {}
+        return {place: one.offset for place, one in found.items()}
 
-    def _ask(self, wanted: dict[Any, OffsetSpec], isolation: IsolationLevel) -> dict[Place, int]:
+    def _ask(
+        self, wanted: dict[Any, OffsetSpec], isolation: IsolationLevel
+    ) -> dict[Place, ListOffsetsResultInfo]:
         answers = self._admin.list_offsets(
             wanted, isolation_level=isolation, request_timeout=TIMEOUT_S
         )
         try:
-            found = {(at.topic, at.partition): one.result().offset for at, one in answers.items()}
+            found = {(at.topic, at.partition): one.result() for at, one in answers.items()}
         except KafkaException as error:
             if error.args[0].code() in MOVED:
                 # It keeps to the leaders it has heard of for 15 minutes, whatever they say.
                 self._admin = AdminClient(self._properties)
             raise
-        if OFFSET_INVALID in found.values():
+        if any(one.offset == OFFSET_INVALID for one in found.values()):
             # A broker that is just starting: no error, and no offset either.
             raise KafkaException(BrokerError(BrokerError.LEADER_NOT_AVAILABLE))
         return found

@@ -1,7 +1,7 @@
 """Which store the settings name. What another than Kafka needs is imported only then."""
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from duetime.errors import SetupError
 from duetime.message import MessageId
 from duetime.stores import Found, Pending, Reader, Store
 from duetime.stores.reader import WheelReader
+from duetime.topics import TopicNames
 
 if TYPE_CHECKING:
     from duetime.stores.rows import Rows
@@ -61,10 +62,10 @@ def check_store(settings: Settings) -> str:
 
 def open_reader(settings: Settings) -> Reader:
     """Looks at everything that waits: what is in the wheel since before, too."""
-    wheel = WheelReader(settings)
+    wheel, own = WheelReader(settings), TopicNames(settings).own
     if settings.store_kind == "kafka":
-        return wheel
-    return Readers([_row_reader(settings), wheel])
+        return Readers([wheel], own)
+    return Readers([_row_reader(settings), wheel], own)
 
 
 def _row_reader(settings: Settings) -> Reader:
@@ -79,15 +80,22 @@ def _row_reader(settings: Settings) -> Reader:
 
 
 class Readers:
-    """Several readers as one."""
+    """Several readers as one; they count what duetime sends to itself, and do not show it."""
 
-    def __init__(self, readers: Sequence[Reader]) -> None:
+    def __init__(self, readers: Sequence[Reader], own: Container[str]) -> None:
         self._readers = readers
+        self._own = own
 
-    def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002 (what all call it)
+    def find(
+        self,
+        id: MessageId,  # noqa: A002 (what all call it)
+        now_ms: int,
+        *,
+        retry_ms: int | None = None,
+    ) -> Found | None:
         """The message with this id, wherever it waits."""
-        found = (each.find(id, now_ms) for each in self._readers)
-        return next((each for each in found if each), None)
+        found = (each.find(id, now_ms, retry_ms=retry_ms) for each in self._readers)
+        return next((each for each in found if each and each.topic not in self._own), None)
 
     def pending(self, now_ms: int) -> Sequence[Pending]:
         """The slots of all, in order of time."""
@@ -110,7 +118,8 @@ class Readers:
             each.messages(now_ms, topic=topic, from_ms=from_ms, to_ms=to_ms)
             for each in self._readers
         ]
-        return islice(heapq.merge(*streams, key=lambda found: found.id.due_ms), limit)
+        merged = heapq.merge(*streams, key=lambda found: found.due_ms)
+        return islice((found for found in merged if found.topic not in self._own), limit)
 
     def close(self) -> None:
         """Close all."""

@@ -1,6 +1,7 @@
 """Which partition is which slot: the wheel's arithmetic, in the names of Kafka's topics."""
 
 from duetime.config import Settings
+from duetime.stores import DueTimes
 from duetime.topics import TopicNames
 from duetime.wheel import Slot
 
@@ -33,6 +34,20 @@ class WheelPlaces:
 
     def slot_filling(self, place: Place, now_ms: int) -> Slot:
         """The first slot in the partition that is not taken up yet."""
-        topic, partition = place
-        level = int(topic.rpartition(".")[2])
+        level, partition = _level_and_partition(place)
         return self._wheel.slot_filling(level, partition, now_ms, self._lead_ms)
+
+    def left_over(self, place: Place, appended_ms: int, now_ms: int) -> DueTimes:
+        """When messages are due that the partition should not hold any more.
+
+        The first of them was appended then. Each is of a turn of the ring before the present one.
+        """
+        level, partition = _level_and_partition(place)
+        first = self._wheel.slot_filled(level, partition, appended_ms)
+        last = Slot(level, self.slot_filling(place, now_ms).number - self._wheel.ring)
+        return DueTimes(self._wheel.start_ms(first), self._wheel.end_ms(last))
+
+
+def _level_and_partition(place: Place) -> tuple[int, int]:
+    topic, partition = place
+    return int(topic.rpartition(".")[2]), partition

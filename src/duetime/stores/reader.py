@@ -54,6 +54,8 @@ class WheelReader:
     ) -> Iterator[Found]:
         """The messages that wait, by due time, and by arrival where that is the same.
 
+        One that failed is due when it is tried again.
+
         Those for `topic`, due from `from_ms` up to, not including, `to_ms`. Cancelled ones are left
         out, and of those with one id all but one. Only the slots that overlap the range are read,
         each as it was when the look began; of a slot some 64 MiB are held at a time, and a larger
@@ -73,17 +75,24 @@ class WheelReader:
             listing = Listing(reader=reader, stretches=stretches, selection=selection)
             yield from islice(listing, limit)
 
-    def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002 (what all call it)
+    def find(
+        self,
+        id: MessageId,  # noqa: A002 (what all call it)
+        now_ms: int,
+        *,
+        retry_ms: int | None = None,
+    ) -> Found | None:
         """The message with this id, if it waits; `cancelled` if a cancel waits for it too.
 
         Reads one slot a level at most. Raises KafkaError.
         """
-        stretches = self._stretches(now_ms, self._places.covering(id.due_ms))
-        ranges = [each.range for each in stretches if each.overlaps(id.due_ms, id.due_ms + 1)]
+        due_ms = id.due_ms if retry_ms is None else retry_ms
+        stretches = self._stretches(now_ms, self._places.covering(due_ms))
+        ranges = [each.range for each in stretches if each.overlaps(due_ms, due_ms + 1)]
         if not ranges:
             return None
         with RangeReader(self._settings) as reader:
-            return _found(reader.entries_of(id, ranges))
+            return _found(each for each in reader.entries_of(id, ranges) if each.due_ms == due_ms)
 
     def ranges(self) -> list[OffsetRange]:
         """Where everything lies that waits, cancels and duplicates too. Raises KafkaError."""

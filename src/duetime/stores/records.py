@@ -11,7 +11,7 @@ from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import InvalidMessage, KafkaError
 from duetime.message import DUE_ID, STATE, WAITING_HEADERS, MessageId
-from duetime.stores import Found, OffsetRange
+from duetime.stores import Found, OffsetRange, Retry
 
 #: A header's name and value.
 Header = tuple[str, bytes | None]
@@ -52,6 +52,10 @@ class Address(NamedTuple):
     cluster: str | None
     #: Epoch ms; None is never.
     expires_ms: int | None
+    #: When it was to be delivered first, epoch ms; of the cancel of a retry, when that is.
+    at_ms: int
+    #: None before its first attempt.
+    retry: Retry | None
 
 
 class Entry(NamedTuple):
@@ -65,13 +69,22 @@ class Entry(NamedTuple):
     cluster: str | None
     #: Epoch ms; None is never.
     expires_ms: int | None
+    #: When it was to be delivered first, epoch ms; of the cancel of a retry, when that is.
+    at_ms: int
+    #: None before its first attempt.
+    retry: Retry | None
     offset: int
     record: Message
 
     @property
+    def due_ms(self) -> int:
+        """Until when it waits: its time, or its next attempt."""
+        return self.retry.at_ms if self.retry else self.at_ms
+
+    @property
     def order(self) -> tuple[int, int]:
         """By due time, and by arrival where that is the same."""
-        return self.id.due_ms, self.offset
+        return self.due_ms, self.offset
 
     @property
     def size_bytes(self) -> int:
@@ -90,6 +103,7 @@ class Entry(NamedTuple):
             value=self.record.value(),
             headers=headers_of(self.record)[len(WAITING_HEADERS) :],
             cancelled=cancelled,
+            retry=self.retry,
         )
 
 
@@ -105,14 +119,17 @@ def address(headers: Sequence[Header]) -> Address | None:
     if tuple(name for name, _ in own) != WAITING_HEADERS:
         return None
     try:
-        topic, partition, state, _, name = (_text(value) for _, value in own)
-        expires = _of_state(state, "expires")
+        topic, partition, state, at, name = (_text(value) for _, value in own)
+        identity = MessageId.parse(name or "")
+        expires = of_state(state, "expires")
         return Address(
-            id=MessageId.parse(name or ""),
+            id=identity,
             topic=topic,
             partition=None if partition is None else int(partition),
-            cluster=_of_state(state, "cluster"),
+            cluster=of_state(state, "cluster"),
             expires_ms=None if expires is None else int(expires),
+            at_ms=identity.due_ms if at is None else int(at),
+            retry=_retry(state),
         )
     except (InvalidMessage, ValueError):
         return None
@@ -180,10 +197,16 @@ def headers_of(record: Message) -> list[Header]:
     return cast("list[Header]", record.headers() or [])
 
 
-def _of_state(state: str | None, name: str) -> str | None:
+def of_state(state: str | None, name: str) -> str | None:
+    """One of the parts of a DUE_STATE header; None where it is missing."""
     parts = (state or "").split(":")
     position = STATE.index(name)
     return (parts[position] or None) if len(parts) > position else None
+
+
+def _retry(state: str | None) -> Retry | None:
+    at, attempts, failed = (of_state(state, each) for each in ("retry", "attempts", "failed"))
+    return Retry(int(at), int(attempts or 0), int(failed or 0)) if at else None
 
 
 def _text(value: bytes | None) -> str | None:

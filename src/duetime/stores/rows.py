@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
-from duetime.message import WAITING_HEADERS
+from duetime.message import WAITING_HEADERS, MessageId
 from duetime.stores import Found
 from duetime.stores.records import Header, address
 
@@ -63,6 +63,7 @@ class Record(NamedTuple):
             value=self.value,
             headers=self.headers[len(WAITING_HEADERS) :],
             cancelled=cancelled,
+            retry=about.retry,
         )
 
 
@@ -111,11 +112,16 @@ def with_cancel(name: str) -> tuple[str, str]:
     return message, CANCEL_MARK + message
 
 
+def names_of(id: MessageId, retry_ms: int | None) -> tuple[str, str]:  # noqa: A002 (as below)
+    """The same of the message with this id, or of its retry at that instant."""
+    due_ms = id.due_ms if retry_ms is None else retry_ms
+    return with_cancel(name_of(str(id), due_ms, is_cancel=False))
+
+
 def name_of(id: str, due_ms: int, *, is_cancel: bool) -> str:  # noqa: A002 (what all call it)
     """What a record is called in the store."""
-    if is_cancel:
-        return CANCEL_MARK + id
-    return id if id[:12] == f"{due_ms:012x}" else f"{id}{RETRY_MARK}{due_ms}"
+    name = id if id[:12] == f"{due_ms:012x}" else f"{id}{RETRY_MARK}{due_ms}"
+    return CANCEL_MARK + name if is_cancel else name
 
 
 def packed(record: Record) -> bytes:

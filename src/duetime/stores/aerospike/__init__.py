@@ -16,7 +16,7 @@ from duetime.clock import Clock, SystemClock
 from duetime.config import Settings
 from duetime.errors import StoreError
 from duetime.message import MessageId
-from duetime.stores import Found, Pending
+from duetime.stores import ANY_TIME, DueTimes, Found, Pending
 from duetime.stores.aerospike.cache import CachedClaim, MessageCache
 from duetime.stores.aerospike.leases import LEASE_MS, Ledger, Span
 from duetime.stores.aerospike.reader import AerospikeReader
@@ -133,8 +133,14 @@ class AerospikeStore:
             both = dict.fromkeys(name for each in found for name in with_cancel(each.name))
             found = self._cache.waiting(list(both))
         busy = self._busy()
-        names = tuple(each.name for each in found if each.name not in busy)
-        return CachedClaim(span=name, names=names, begun_ms=span.begun_ms)
+        free = [each for each in found if each.name not in busy]
+        due_ms = [each.due_ms for each in free]
+        return CachedClaim(
+            span=name,
+            names=tuple(each.name for each in free),
+            begun_ms=span.begun_ms,
+            due=DueTimes(min(due_ms), max(due_ms) + 1) if free else ANY_TIME,
+        )
 
     def _busy(self) -> set[str]:
         return {name for claim in self._held.all().values() for name in claim.names}

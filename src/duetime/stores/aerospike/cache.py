@@ -13,6 +13,7 @@ from aerospike_helpers.operations import operations
 from duetime.clock import SystemClock
 from duetime.config import Settings
 from duetime.errors import StoreError
+from duetime.stores import ANY_TIME, DueTimes
 from duetime.stores.aerospike.connect import address, answering, client
 from duetime.stores.aerospike.fields import CACHE, IDS, Bins, bins_of, record_of, ttl_s
 from duetime.stores.aerospike.ledger import FOREVER, LedgerRecord
@@ -53,6 +54,8 @@ class CachedClaim:
     names: tuple[str, ...]
     #: When they were first taken up, epoch ms, if that was before.
     begun_ms: int | None = None
+    #: When they are due, of a claim by windows.
+    due: DueTimes = ANY_TIME
 
     @property
     def count(self) -> int:

@@ -10,7 +10,7 @@ from duetime.message import LATEST_MS, MessageId
 from duetime.stores import Found, Pending
 from duetime.stores.aerospike.cache import BATCH, MessageCache
 from duetime.stores.aerospike.fields import record_of
-from duetime.stores.rows import CANCEL_MARK
+from duetime.stores.rows import CANCEL_MARK, names_of
 from duetime.stores.stretches import stretches_of
 
 
@@ -21,9 +21,15 @@ class AerospikeReader:
         self._wheel = settings.wheel
         self._cache = MessageCache(settings)
 
-    def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002, ARG002 (what all take)
+    def find(
+        self,
+        id: MessageId,  # noqa: A002 (what all call it)
+        now_ms: int,  # noqa: ARG002 (what all take)
+        *,
+        retry_ms: int | None = None,
+    ) -> Found | None:
         """The message with this id, if it waits; `cancelled` if a cancel waits for it too."""
-        name, cancel = str(id), f"{CANCEL_MARK}{id}"
+        name, cancel = names_of(id, retry_ms)
         found = self._cache.found([name, cancel])
         return record_of(found[name]).found(cancelled=cancel in found) if name in found else None
 

@@ -63,11 +63,11 @@ class RedisStore:
         found = self._hold(self._shards.take_over(self._owner, self._held.all()))
         try:
             found += chain.from_iterable(iter(lambda: self._claim(now_ms), []))
+            return self._shards.timed(found)
         except StoreError:
             # Nobody hears of them here: they are found again when their leases end.
             self._let_go(found)
             raise
-        return found
 
     def begin(self, claims: Iterable[ShardClaim], now_ms: int) -> None:
         """Note it beside the claims. Raises StoreError where another reader has one by now."""

@@ -11,7 +11,7 @@ from duetime.stores import Found, Pending
 from duetime.stores.redis.connect import answering, client
 from duetime.stores.redis.keys import ShardKeys, shard_of
 from duetime.stores.redis.shards import Shards
-from duetime.stores.rows import CANCEL_MARK, unpacked
+from duetime.stores.rows import CANCEL_MARK, names_of, unpacked
 from duetime.stores.stretches import stretches_of
 
 #: How many names are looked at at a time.
@@ -33,11 +33,17 @@ class RedisReader:
         self._wheel = settings.wheel
         self._shards = Shards(settings)
 
-    def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002, ARG002 (what all take)
+    def find(
+        self,
+        id: MessageId,  # noqa: A002 (what all call it)
+        now_ms: int,  # noqa: ARG002 (what all take)
+        *,
+        retry_ms: int | None = None,
+    ) -> Found | None:
         """The message with this id, if it waits; `cancelled` if a cancel waits for it too."""
         keys = self._shards.keys[shard_of(str(id), len(self._shards.keys))]
         with answering(self._settings):
-            message, cancel = self._shards.packed(keys, [str(id), f"{CANCEL_MARK}{id}"])
+            message, cancel = self._shards.packed(keys, names_of(id, retry_ms))
         return unpacked(message).found(cancelled=cancel is not None) if message else None
 
     def pending(self, now_ms: int) -> Sequence[Pending]:

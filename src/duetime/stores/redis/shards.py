@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from redis.commands.core import Script
 
 from duetime.config import Settings
 from duetime.errors import ConfigError
+from duetime.stores import ANY_TIME, DueTimes
 from duetime.stores.redis.connect import answering, client
 from duetime.stores.redis.keys import ShardKeys, shard_keys, shard_of
 from duetime.stores.rows import PLACE, Record, Row, lost, portions, unpacked
@@ -51,6 +52,8 @@ class ShardClaim:
     count: int
     #: When it was first taken up, epoch ms, if that was before: some of it may have gone on.
     begun_ms: int | None = None
+    #: When they are due, of a claim of what is overdue.
+    due: DueTimes = ANY_TIME
 
 
 class Shards:
@@ -147,6 +150,19 @@ class Shards:
             for name, count, begun_ms in claims
         ]
 
+    def timed(self, claims: Sequence[ShardClaim]) -> list[ShardClaim]:
+        """The claims, with when what they hold is due."""
+        with self._pipeline() as pipeline:
+            for each in claims:
+                held = self._keys[each.shard].claims + each.name
+                pipeline.zrange(held, 0, 0, withscores=True)
+                pipeline.zrange(held, -1, -1, withscores=True)
+            found = pipeline.execute()
+        return [
+            replace(claim, due=_due([*first, *last]))
+            for claim, first, last in zip(claims, found[::2], found[1::2], strict=True)
+        ]
+
     def begin(self, claims: Sequence[ShardClaim], owner: str, now_ms: int) -> bool:
         """Note since when they are taken up; false where another holds one of them by now."""
         with self._pipeline() as pipeline:
@@ -236,6 +252,11 @@ class Shards:
         flat = [part for row in rows for part in (row.name, row.due_ms, row.packed)]
         held = [keys.due, self._term_key]
         _run(pipeline, "save", held, term, keys.records, PLACE.size, *flat)
+
+
+def _due(scored: Sequence[tuple[bytes, float]]) -> DueTimes:
+    """Of its first and its last; another reader may have taken over the claim, and emptied it."""
+    return DueTimes(int(scored[0][1]), int(scored[-1][1]) + 1) if scored else ANY_TIME
 
 
 def _run(pipeline: Pipeline, name: str, keys: Sequence[str], *arguments: str | int | bytes) -> None:

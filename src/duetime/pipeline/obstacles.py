@@ -1,0 +1,123 @@
+"""Why a row cannot be sent, as it knows before the sink.
+
+A sink fails whole on one bad record, and waits a minute for a topic that does not exist. So what
+is known of the cluster's topics (`destinations`) is a table that each row looks at: system
+properties of the JVM. One property a topic:
+
+    duetime.to.<topic> = <partitions>[:<bytes>][:compacted]     bytes, if it takes less than we do
+                         denied                     it may not be written to
+                         unknown                    it is gone; as one that has no property
+
+Pure columns: nobody is asked here.
+"""
+
+from collections.abc import Callable
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from duetime import java
+from duetime.config import Settings
+from duetime.envelopes import Refusal
+from duetime.errors import Reason
+from duetime.pipeline.leases import held
+
+#: What a record weighs in a batch of its own besides key, value and headers, in bytes. Source:
+#: Kafka's DefaultRecordBatch (61 bytes) and DefaultRecord (at most 22 here).
+BATCH_BYTES = 128
+
+UNKNOWN, DENIED, COMPACTED = "unknown", "denied", "compacted"
+
+
+def known_of(settings: Settings, topic: Column, cluster: Column) -> Column:
+    """What is known of a topic, as the table has it; null for no topic. Runs in executors.
+
+    Of another cluster's, by a table of its own (`duetime@eu.to.<topic>`); what is not known yet,
+    because that cluster did not answer yet, is null.
+
+    Select it once, and give the selected column to `obstacles`.
+    """
+    prefix = _named(settings, cluster, table_name)
+    known = java.system_property(F.concat(prefix, F.lit("."), topic))
+    return F.when(topic.isNotNull(), F.coalesce(known, java.system_property(prefix)))
+
+
+def looked_for(settings: Settings, known: Column, topic: Column, cluster: Column) -> Column:
+    """A filter for rows, always true: has a topic looked for that is not known.
+
+    Brokers that create topics do so then, and not when the message is due, which would be late. Of
+    several topics in one second one is looked for, and the others when they are due (`failures`).
+    """
+    asked = _named(settings, cluster, asked_name)
+    before = F.coalesce(java.set_system_property(asked, topic), F.lit(""))
+    is_ours = cluster.isNull() | cluster.isin(*settings.clusters)
+    # No topic is called so, but the optimiser does not know.
+    return F.when((known == UNKNOWN) & is_ours, before != "..").otherwise(True)
+
+
+def obstacles(
+    known: Column, *, partition: Column, key: Column, size: Column, is_expired: Column
+) -> list[Refusal]:
+    """Why a row cannot be sent, in the order of the checks. Runs in executors."""
+    partitions = F.split_part(known, F.lit(":"), F.lit(1)).cast("int")
+    limit = F.split_part(known, F.lit(":"), F.lit(2)).cast("int")
+    return [
+        Refusal(
+            when=is_expired,
+            reason=Reason.EXPIRED,
+            detail="it could only be delivered after due-expires-ms",
+        ),
+        Refusal(
+            when=known == UNKNOWN,
+            reason=Reason.UNKNOWN_TOPIC,
+            detail="the destination does not exist: create it, and it is tried again",
+        ),
+        Refusal(
+            when=known == DENIED,
+            reason=Reason.NOT_AUTHORISED,
+            detail="duetime may not write to the destination: give its user the right",
+        ),
+        Refusal(
+            when=partition >= partitions,
+            reason=Reason.NO_SUCH_PARTITION,
+            detail="the destination has fewer partitions than due-partition asks for",
+        ),
+        Refusal(
+            when=key.isNull() & F.endswith(known, F.lit(COMPACTED)),
+            reason=Reason.NO_KEY,
+            detail="the destination is compacted, and takes no message without a key",
+        ),
+        Refusal(
+            when=limit.isNotNull() & (size > limit - BATCH_BYTES),
+            reason=Reason.TOO_LARGE_FOR_TOPIC,
+            detail="larger than the destination's max.message.bytes: raise it there",
+        ),
+    ]
+
+
+def is_reached(settings: Settings) -> Column:
+    """A filter for rows: true while the cluster answers, waits a while for it, then raises."""
+    return held(reached_name(settings), "the other cluster does not answer")
+
+
+def table_name(settings: Settings) -> str:
+    """How the table's properties begin; the one called so says that the table is there."""
+    return f"{settings.namespace}.to"
+
+
+def asked_name(settings: Settings) -> str:
+    """The property with a topic that a row has looked for."""
+    return f"{settings.namespace}.asked"
+
+
+def reached_name(settings: Settings) -> str:
+    """The lease that says that the cluster answers."""
+    return f"{settings.namespace}.reached"
+
+
+def _named(settings: Settings, cluster: Column, name: Callable[[Settings], str]) -> Column:
+    """The name of a property of the row's cluster."""
+    found: Column = F.lit(name(settings))
+    for each in settings.clusters:
+        found = F.when(cluster == each, F.lit(name(settings.at(each)))).otherwise(found)
+    return found
