@@ -5,6 +5,7 @@ Settings come, later over earlier, from the defaults, a TOML file (`duetime.toml
 """
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -53,6 +54,10 @@ AEROSPIKE_BYTES = 900_000
 LogFormat = Literal["text", "json"]
 
 
+#: Settings are asked for it with each message that is sent; making one checks it.
+_wheel = lru_cache(Wheel)
+
+
 class Settings(Connection, BaseSettings):
     """The configuration of one duetime. Frozen once read."""
 
@@ -61,7 +66,8 @@ class Settings(Connection, BaseSettings):
     clusters: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Cluster] = Field(
         default_factory=dict,
         description="Other clusters that messages may be for, by the name that `due-cluster` calls "
-        "them: a table each with `bootstrap` and what else is needed to reach it",
+        "them: a table each with `bootstrap` and what else is needed to reach it, and perhaps "
+        "with a `probe_topic` there ([metrics](operating.md#metrics))",
     )
     namespace: str = Field(
         "duetime",
@@ -291,11 +297,12 @@ class Settings(Connection, BaseSettings):
     @property
     def wheel(self) -> Wheel:
         """The wheel's shape."""
-        return Wheel(tick_ms=self.wheel_tick_ms, slots=self.wheel_slots, levels=self.wheel_levels)
+        return _wheel(tick_ms=self.wheel_tick_ms, slots=self.wheel_slots, levels=self.wheel_levels)
 
     def at(self, cluster: str) -> "Settings":
         """The same for clients of another cluster, whose names are told apart from those here."""
-        others = dict(self.clusters[cluster])
+        there = self.clusters[cluster]
+        others = {name: getattr(there, name) for name in Connection.model_fields}
         return self.model_copy(update=others | {"namespace": f"{self.namespace}@{cluster}"})
 
     def queue(self, topic: str) -> QueueSettings:

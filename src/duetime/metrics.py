@@ -1,7 +1,8 @@
 """What Prometheus may ask a pipeline for, on `metrics_port`, and the HTTP API at /metrics.
 
 Counters begin at 0 with the process, as Prometheus expects. Labels are few and known: names of
-queries, of kinds of topics and of configured queues, never of other topics or of messages.
+queries, of kinds of topics and of configured queues and clusters, never of other topics or of
+messages.
 """
 
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
@@ -33,13 +34,16 @@ RECOVERY_SECONDS = Gauge(
 
 LATENESS_SECONDS = Histogram(
     "duetime_lateness_seconds",
-    "How late the pipeline's own probes arrive, by the way they take: lanes, store.",
-    ["path"],
+    "How late the pipeline's own probes arrive, by the cluster where they do (this one has no "
+    "name) and the way they take: lanes, store.",
+    ["cluster", "path"],
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )
 
 PROBES = Counter(
-    "duetime_probes", "Probes that Kafka took; as many should arrive, and be measured.", ["path"]
+    "duetime_probes",
+    "Probes that Kafka took; as many should arrive, and be measured.",
+    ["cluster", "path"],
 )
 
 CLOCK_OFFSET_SECONDS = Gauge(
@@ -61,15 +65,22 @@ OLDEST_OVERDUE_SECONDS = Gauge(
 
 INTAKE = Counter(
     "duetime_intake_records",
-    "Records that senders wrote, by contract; those of `control` are cancels.",
+    "Records that senders wrote, by contract; those of `control` are cancels, and what was asked "
+    "of series: pause, resume, stop.",
     ["contract"],
 )
 
 DELIVERED = Counter(
-    "duetime_delivered_records", "Records sent to destinations on this cluster, by Kafka's metrics."
+    "duetime_delivered_records",
+    "Records sent to destinations, by Kafka's metrics and by their cluster (this one has no name).",
+    ["cluster"],
 )
 
 REJECTED = Counter("duetime_rejected_records", "Records that were rejected.")
+
+CANCELLED = Counter(
+    "duetime_cancelled_messages", "Messages that were left out because they had been cancelled."
+)
 
 FAILED = Counter("duetime_failed_records", "Tries to deliver that failed.")
 

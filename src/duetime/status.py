@@ -1,9 +1,8 @@
 """Who leads, who stands by, and whether anything is late: from the group and offsets alone."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import ConsumerGroupState
@@ -12,6 +11,7 @@ from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
 from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
+from duetime.standing import Rescue, Status
 from duetime.stores import Pending
 from duetime.stores.offsets import TIMEOUT_S, Offsets, answer
 from duetime.stores.opening import open_reader
@@ -19,32 +19,6 @@ from duetime.topics import TopicNames
 
 #: What is due is on its way for a moment: later than this it is late, in ms.
 LATE_MS = 1_000
-
-
-#: What is said of a query that is well.
-RUNS = "runs"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """The state of the pipelines on a cluster."""
-
-    #: `host:process` of the pipeline that delivers; None where none does.
-    leader: str | None
-    #: Since when it leads, epoch ms.
-    since_ms: int | None
-    #: The pipelines that would take over.
-    standbys: tuple[str, ...]
-    #: Messages that wait in the wheel.
-    waiting: int
-    #: Those of them whose slot is over, and which are not delivered.
-    late: int
-    #: How long the oldest slot of those is over, in ms.
-    lag_ms: int
-    #: Messages that were past due before a window took them up, since it leads; None: not known.
-    rescued: int | None = None
-    #: How each query of the leader fares: `runs`, or what keeps it from that.
-    queries: Mapping[str, str] = field(default_factory=dict)
 
 
 class StatusReader:
@@ -69,6 +43,7 @@ class StatusReader:
             late=late,
             lag_ms=lag_ms,
             rescued=note.get("rescued"),
+            rescues=tuple(Rescue(*each) for each in note.get("rescues", ())),
             queries=note.get("queries", {}),
         )
 

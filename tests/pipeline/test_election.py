@@ -12,6 +12,7 @@ from duetime.clock import SystemClock
 from duetime.pipeline import leases
 from duetime.pipeline.election import Election, lease_is_held
 from duetime.pipeline.jvm import jvm
+from duetime.standing import RESCUES_TOLD, Rescue
 from duetime.status import status
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("topics")]
@@ -48,7 +49,8 @@ def test_status_names_the_leader_its_time_and_who_stands_by(settings, join):
     assert status(settings, clock).leader is None
     before_ms = clock.now_ms()
     leader = join()
-    leader.tell = lambda: {"rescued": 3, "queries": {"lanes": "begins"}}
+    told = {"rescued": 3, "queries": {"lanes": "begins"}, "rescues": [(17, 3, 1, 9)]}
+    leader.tell = lambda: told
     assert leader.wait()
     assert not join().wait()
     # Both are members of this process.
@@ -58,6 +60,7 @@ def test_status_names_the_leader_its_time_and_who_stands_by(settings, join):
     assert found.standbys == (found.leader,)
     assert (found.waiting, found.late, found.lag_ms) == (0, 0, 0)
     assert (found.rescued, found.queries) == (3, {"lanes": "begins"})
+    assert found.rescues == (Rescue(at_ms=17, messages=3, from_ms=1, to_ms=9),)
 
 
 def test_a_note_that_is_too_long_is_left_out(settings, join):
@@ -66,6 +69,27 @@ def test_a_note_that_is_too_long_is_left_out(settings, join):
     assert leader.wait()
     found = status(settings, SystemClock())
     assert (found.leader is not None, found.queries) == (True, {})
+
+
+def test_of_a_note_that_is_too_long_the_last_is_left_out_first(settings, join):
+    leader = join()
+    latest = [(clock_ms, 10**9, clock_ms, clock_ms) for clock_ms in [2**41] * RESCUES_TOLD]
+    many = dict.fromkeys((f"outbox.cluster-{each:02}" for each in range(100)), "runs")
+    leader.tell = lambda: {"rescued": 3, "queries": {**many, "lanes": "begins"}, "rescues": latest}
+    assert leader.wait()
+    found = status(settings, SystemClock())
+    assert (found.rescued, len(found.queries), len(found.rescues)) == (3, 101, RESCUES_TOLD)
+
+    more = dict.fromkeys(map(str, range(300)), "runs")
+    leader.tell = lambda: {"rescued": 4, "queries": more, "rescues": latest}
+    found = eventually(lambda: rescued(settings, 4))
+    assert (len(found.queries), found.rescues) == (300, ())
+
+
+def rescued(settings, number):
+    """The state, once it has so many."""
+    found = status(settings, SystemClock())
+    return found if found.rescued == number else None
 
 
 def test_status_counts_what_waits_and_what_is_late(settings, wheel, now_ms):

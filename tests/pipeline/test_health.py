@@ -1,12 +1,15 @@
 """What Prometheus is told of a wheel that is filled by hand."""
 
+from functools import partial
+
 import pytest
 from confluent_kafka import Producer
 from prometheus_client import REGISTRY
 
 from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
-from duetime.pipeline.health import Health
+from duetime.pipeline.health import CONTRACTS, Health
+from duetime.topics import TopicNames
 
 pytestmark = pytest.mark.system
 
@@ -17,17 +20,30 @@ def told(name, **labels):
     return REGISTRY.get_sample_value(name, labels)
 
 
+def taken_in(contract):
+    return told("duetime_intake_records_total", contract=contract)
+
+
+def ended(how):
+    return told(f"duetime_{how}_records_total")
+
+
 @pytest.mark.usefixtures("topics")
 def test_what_waits_is_told_by_level_and_what_came_is_counted(settings, wheel, now_ms):
-    before = told("duetime_rejected_records_total")
     health = Health(settings, SystemClock(), None)
     for delay_ms in (10_000, 10_000, 3 * MINUTE_MS, -3_000):
         wheel.message("orders", now_ms + delay_ms)
+    names = TopicNames(settings)
+    counted = [
+        *zip(names.intake, (partial(taken_in, each) for each in CONTRACTS), strict=True),
+        *((getattr(names, each), partial(ended, each)) for each in ("rejected", "failed", "dead")),
+    ]
     producer = Producer(librdkafka_properties(settings))
-    for topic in (f"{settings.namespace}.rejected", f"{settings.namespace}.control"):
-        producer.produce(topic, b"x")
+    for number, (topic, _) in enumerate(counted, 1):
+        for _ in range(number):
+            producer.produce(topic, b"x")
     producer.flush()
-    cancels = told("duetime_intake_records_total", contract="control")
+    before = [total() for _, total in counted]
 
     health.look()
 
@@ -35,8 +51,8 @@ def test_what_waits_is_told_by_level_and_what_came_is_counted(settings, wheel, n
     assert levels == [3, 1, 0]
     assert told("duetime_overdue_records") == 1
     assert 0 < told("duetime_oldest_overdue_seconds") < 60
-    assert told("duetime_rejected_records_total") == before + 1
-    assert told("duetime_intake_records_total", contract="control") == cancels + 1
+    more = [total() - first for (_, total), first in zip(counted, before, strict=True)]
+    assert more == list(range(1, len(counted) + 1))
     health.start()
     health.close()
     assert told("duetime_pending_records", level="0") is None

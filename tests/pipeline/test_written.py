@@ -17,7 +17,7 @@ pytestmark = pytest.mark.system
 SETTINGS = Settings(clusters={"eu": {"bootstrap": "eu:9092"}})
 NAMES = TopicNames(SETTINGS)
 
-SCOPE = Scope(since_ms=0, destinations=[], abroad={})
+SCOPE = Scope(since_ms=0, destinations={})
 
 
 class Found:

@@ -1,10 +1,12 @@
 """A running pipeline's punctuality is measured, and its deliveries are counted."""
 
 import threading
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 from prometheus_client import REGISTRY
+from tests.system.test_recurring import every_minute
 
 from duetime.clock import SystemClock
 from duetime.pipeline.health import Health
@@ -17,8 +19,11 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 PATIENCE_S = 120.0
 
 
+HERE = {"cluster": ""}
+
+
 def arrived(path):
-    return REGISTRY.get_sample_value("duetime_lateness_seconds_count", {"path": path}) or 0
+    return REGISTRY.get_sample_value("duetime_lateness_seconds_count", HERE | {"path": path}) or 0
 
 
 def test_probes_come_back_through_the_lanes_and_through_the_store(live):
@@ -31,24 +36,45 @@ def test_probes_come_back_through_the_lanes_and_through_the_store(live):
         patience -= 0.1
     prober.close()
 
-    assert REGISTRY.get_sample_value("duetime_probes_total", {"path": "store"}) >= 1
+    assert REGISTRY.get_sample_value("duetime_probes_total", HERE | {"path": "store"}) >= 1
     # One machine has one clock.
     assert abs(REGISTRY.get_sample_value("duetime_clock_offset_seconds")) < 1
-    early = {"path": "store", "le": "0.001"}
+    early = HERE | {"path": "store", "le": "0.001"}
     assert REGISTRY.get_sample_value("duetime_lateness_seconds_bucket", early) <= arrived("store")
 
 
 def test_what_is_delivered_is_counted_without_what_stays_within(live, sender):
     topic = live.topic()
+    with counting(live) as counted:
+        for _ in range(3):
+            sender.produce(topic, "x", in_=timedelta(seconds=1))
+        live.inbox(topic).take(3)
+        assert counted() == 3
+
+
+def test_the_runs_of_a_series_are_counted_and_its_own_way_is_not(live):
+    topic = live.topic()
+    with counting(live) as counted:
+        runs = every_minute(live, topic, topic, ago=5)
+        live.inbox(topic).take(len(runs))
+        assert counted() == len(runs)
+
+
+@contextmanager
+def counting(live):
+    """Gives what says how many deliveries were counted since."""
     health = Health(live.settings, SystemClock(), ProducerMetrics(live.pipeline.spark))
     health.look()
-    before = REGISTRY.get_sample_value("duetime_delivered_records_total")
+    before = delivered()
 
-    for _ in range(3):
-        sender.produce(topic, "x", in_=timedelta(seconds=1))
-    live.inbox(topic).take(3)
-    health.look()
+    def counted():
+        health.look()
+        return delivered() - before
+
+    yield counted
     health.start()
     health.close()
 
-    assert REGISTRY.get_sample_value("duetime_delivered_records_total") == before + 3
+
+def delivered():
+    return REGISTRY.get_sample_value("duetime_delivered_records_total", HERE)

@@ -29,7 +29,8 @@ rescue          plans a turn of whatever is past due and was not released
 planned         keeps the plan of a turn, and puts another read under it
 written         reads back what is written, so that nothing is written twice
 progress        how far a message has come: which of its records is the latest
-destinations    what the rows know of the topics that they are for
+obstacles       why a row cannot be sent, by what it knows of the topic that it is for
+destinations    keeps what rows know of topics up to date
 begin           begins each query, and finishes first what it had in flight
 leader          starts and stops all that delivers, for as long as this process leads
 health, probe   tell Prometheus what waits, what came, and how late probes are

@@ -71,12 +71,12 @@ class Again:
         self._not_cancel = F.lit(False).alias("is_cancel")
         self._now = now_ms().alias("now")
         self._routes = Routes(settings)
-        message, is_sent = _message(), ~F.col("is_dead") & _is_due()
+        message, is_sent = _message(), ~F.col("is_dead") & (F.col("due_ms") <= F.col("now"))
         sent_to = F.when(is_sent, message.topic)
         self._known = self._routes.known(sent_to, message.cluster)
         self._why = F.when(is_sent, self._routes.obstacle(message, F.col("now")))
         dead = F.col("is_dead"), _dead(message, settings)
-        self._to = _place(message, self._routes, settings, dead)
+        self._to = self._routes.place(message, F.col("now"), dead)
         self._to_at_once = choose(dead, otherwise=self._routes.sent(message))
 
     def judged(self, records: DataFrame) -> DataFrame:
@@ -113,22 +113,6 @@ def _counted(settings: Settings) -> list[Column]:
         F.col("due_ms").alias("asked_ms"),
         (~is_over & F.col("why").isin(TIMED_OUT, str(GivenBack.FAILED))).alias("is_backed_off"),
     ]
-
-
-def _is_due() -> Column:
-    return F.col("due_ms") <= F.col("now")
-
-
-def _place(
-    message: Waiting, routes: Routes, settings: Settings, dead: tuple[Column, SinkRow]
-) -> SinkRow:
-    now = F.col("now")
-    return choose(
-        dead,
-        (_is_due(), routes.sent(message)),
-        (message.due_ms - now < settings.horizon_ms, routes.lane(message, now)),
-        otherwise=routes.store(message, now),
-    )
 
 
 def _message() -> Waiting:

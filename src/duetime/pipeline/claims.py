@@ -1,7 +1,8 @@
 """What a claim holds, as records: whatever the store, in the columns of a Kafka record."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
@@ -15,6 +16,8 @@ from duetime.topics import TopicNames
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from duetime.stores.rows import Record, Rows
 
 #: What `RowReader` gives, for Spark.
 RECORD_TYPE = (
@@ -30,23 +33,25 @@ def read_claims(spark: SparkSession, settings: Settings, claims: Sequence[Claim]
         return read_ranges(spark, settings, ranges)
     # One task, because a turn is one.
     one = spark.range(0, 1, 1, 1)
-    return one.mapInArrow(RowReader(settings, claims), RECORD_TYPE)
+    reader = RowReader(settings, lambda rows, _: chain.from_iterable(map(rows.records, claims)))
+    return one.mapInArrow(reader, RECORD_TYPE)
 
 
 @dataclass(frozen=True)
 class RowReader:
-    """Reads claims of a store of rows in an executor, in Python, some records at a time."""
+    """Reads a store of rows in an executor, in Python, some records at a time."""
 
     settings: Settings
-    claims: Sequence[Claim]
+    #: What is read for each number that it is given.
+    read: "Callable[[Rows, int], Iterable[Sequence[Record]]]"
 
     def __call__(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        """The records; what it is given only says that it is to run."""
+        """The records, for a column of numbers."""
         # Only who has another store than Kafka needs what this imports.
         from duetime.stores.arrow import batch_of  # noqa: PLC0415
 
         rows, topic = open_rows(self.settings), TopicNames(self.settings).store
-        for _ in batches:
-            for claim in self.claims:
-                for records in rows.records(claim):
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for records in self.read(rows, number):
                     yield batch_of(records, topic)

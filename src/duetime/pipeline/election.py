@@ -166,9 +166,11 @@ class Election:
         self._answered.set()
 
     def _note(self) -> str:
-        own: dict[str, Any] = {"leader": self._name, "since_ms": self._since_ms}
-        note = json.dumps(own | dict(self.tell()))
-        return note if len(note) <= NOTE_BYTES else json.dumps(own)
+        """What is told last is left out first, where all of it would be too long."""
+        told = {"leader": self._name, "since_ms": self._since_ms, **self.tell()}
+        while len(note := json.dumps(told, separators=(",", ":"))) > NOTE_BYTES:
+            told.popitem()
+        return note
 
     def _committed(self, note: str) -> BrokerError | None:
         """Commit as a member of the group; what the broker has against it."""

@@ -16,7 +16,8 @@ from duetime.config import Settings
 from duetime.errors import words
 from duetime.pipeline.jvm import ProducerMetrics
 from duetime.pipeline.kafka import client_id
-from duetime.pipeline.queue_health import QueueHealth, forget
+from duetime.pipeline.outbox import query_name
+from duetime.pipeline.queue_health import QueueHealth, forget, more_than
 from duetime.status import late_of
 from duetime.stores import Pending
 from duetime.stores.offsets import Offsets
@@ -32,9 +33,8 @@ EVERY_S = 10.0
 #: How long a look may take that is under way when it is to end, in seconds.
 LEAVE_S = 2.0
 
-#: The sinks that write to destinations, among other topics.
-SENDERS = ("intake", "lanes", "turn", "recover")
-
+#: The sinks that write to destinations on this cluster, among other topics.
+SENDERS = ("intake", "lanes", "turn", "recover", "failures", "recurring")
 
 #: What the intake topics are called in metrics, in their order.
 CONTRACTS = ("native", "control", "airtel", "countdown", "scheduler")
@@ -52,7 +52,10 @@ class Health:
         # Aerospike would have to read all that waits.
         counts = settings.store_kind != "aerospike"
         self._reader = open_reader(settings) if counts else WheelReader(settings)
-        self._deliveries = Deliveries(settings, sends) if sends else None
+        self._deliveries = list[Deliveries]()
+        if sends:
+            clusters = (None, *settings.clusters)
+            self._deliveries = [Deliveries(settings, sends, each) for each in clusters]
         self._queues = QueueHealth(settings, clock, self._offsets) if settings.queues else None
         contracts = zip(CONTRACTS, names.intake, strict=True)
         self._counters = {topic: metrics.INTAKE.labels(name) for name, topic in contracts} | {
@@ -87,7 +90,8 @@ class Health:
         """Look once."""
         self._look_at_what_waits()
         self._count()
-        self._count_deliveries()
+        for each in self._deliveries:
+            each.look()
         if self._queues:
             self._queues.look()
 
@@ -112,14 +116,8 @@ class Health:
     def _count(self) -> None:
         ends = self._ends()
         for topic, end in ends.items():
-            before = self._totals[topic]
-            # A topic that was made anew begins anew.
-            self._counters[topic].inc(end - before if end >= before else end)
+            self._counters[topic].inc(more_than(self._totals[topic], end))
         self._totals = ends
-
-    def _count_deliveries(self) -> None:
-        if self._deliveries:
-            metrics.DELIVERED.inc(self._deliveries.more())
 
     def _ends(self) -> dict[str, int]:
         """How many records were ever appended to each topic."""
@@ -146,25 +144,31 @@ def note_batch(name: str, query: StreamingQuery) -> None:
 
 
 class Deliveries:
-    """Counts what the sinks have sent, without what went to topics of our own. Never too many."""
+    """Counts what the sinks have sent to a cluster, without what went to topics of our own.
 
-    def __init__(self, settings: Settings, sends: ProducerMetrics) -> None:
-        names = TopicNames(settings)
-        self._own = [names.wheel(level) for level in range(settings.wheel_levels)]
-        self._own += [names.outbox(cluster) for cluster in settings.clusters]
-        self._own += [names.lanes, names.store, names.failed, names.rejected, names.warmup]
+    Never too many, but for what Kafka's client sends once more. None is this cluster.
+    """
+
+    def __init__(self, settings: Settings, sends: ProducerMetrics, cluster: str | None) -> None:
+        at = settings.at(cluster) if cluster else settings
+        senders = (query_name(cluster), "recover") if cluster else SENDERS
+        self._own = _own(settings, cluster)
         self._sends = sends
-        self._clients = [client_id(settings, each) for each in SENDERS]
+        self._clients = [client_id(at, each) for each in senders]
         self._totals = dict.fromkeys(self._clients, 0)
         self._counted = dict.fromkeys(self._clients, 0)
+        self._count = metrics.DELIVERED.labels(cluster or "")
         # What was sent before is counted already.
-        self.more()
+        self._more()
 
-    def more(self) -> int:
-        """How many more there are than the last time."""
-        return sum(self._more(client) for client in self._clients)
+    def look(self) -> None:
+        """Count what was sent since the last time."""
+        self._count.inc(self._more())
 
-    def _more(self, client: str) -> int:
+    def _more(self) -> int:
+        return sum(self._more_of(client) for client in self._clients)
+
+    def _more_of(self, client: str) -> int:
         # In this order: what is sent meanwhile makes it too few for once, and not too many.
         total = self._sends.sent(client)
         sent = total - sum(self._sends.sent(client, topic) for topic in self._own)
@@ -174,3 +178,15 @@ class Deliveries:
         before = self._counted[client]
         self._totals[client], self._counted[client] = total, max(before, sent)
         return self._counted[client] - before
+
+
+def _own(settings: Settings, cluster: str | None) -> list[str]:
+    """Topics of a cluster that are no destinations, and that the sinks write to all the same."""
+    if cluster:
+        probed = settings.clusters[cluster].probe_topic
+        return [probed] if probed else []
+    names = TopicNames(settings)
+    wheel = (names.wheel(level) for level in range(settings.wheel_levels))
+    outboxes = (names.outbox(each) for each in settings.clusters)
+    ended = (names.failed, names.dead, names.rejected)
+    return [*wheel, *outboxes, *ended, *names.own, names.lanes, names.store, names.series]

@@ -31,6 +31,7 @@ from duetime.envelopes.control import control
 from duetime.envelopes.countdown import countdown
 from duetime.envelopes.native import native
 from duetime.envelopes.scheduler import scheduler
+from duetime.envelopes.series import has_cron
 from duetime.message import (
     CANCEL,
     DUE_AT_MS,
@@ -42,7 +43,7 @@ from duetime.message import (
 from duetime.pipeline.kafka import read_stream
 from duetime.pipeline.refusals import asks_to_cancel, refusals
 from duetime.pipeline.routing import Routes
-from duetime.pipeline.rows import SinkRow, Waiting, choose
+from duetime.pipeline.rows import SinkRow, Waiting
 from duetime.topics import TopicNames
 
 
@@ -81,7 +82,7 @@ class Intake:
         message = _message(names, TopicNames(settings).recurring)
         refused = F.coalesce(F.col("asked.refusal"), first_refusal(refusals(settings)))
         self._read = header_map(record_headers()).alias("by_name"), value_text(by_topic)
-        self._parsed = parsed(by_topic)
+        self._parsed = *parsed(by_topic), has_cron()
         self._understood = canonical(by_topic).alias("asked"), now_ms().alias("now")
         self._refused = refused.alias("refused")
         self._identity = _identity(message)
@@ -138,16 +139,9 @@ def _sent(message: Waiting) -> Column:
 
 
 def _place(message: Waiting, settings: Settings) -> SinkRow:
-    now, routes = F.col("now"), Routes(settings)
-    remaining = message.due_ms - now
-    soon = ~message.is_cancel & (remaining < settings.horizon_ms)
+    routes = Routes(settings)
     refused = routes.rejected(F.col("refused.reason"), F.col("refused.detail"))
-    return choose(
-        (F.col("refused").isNotNull(), refused),
-        (remaining <= 0, routes.sent(message)),
-        (soon, routes.lane(message, now)),
-        otherwise=routes.store(message, now),
-    )
+    return routes.place(message, F.col("now"), (F.col("refused").isNotNull(), refused))
 
 
 def _topic(recurring: str) -> Column:
@@ -167,7 +161,10 @@ def of_message(name: str) -> Column:
 def _message(short_names: Mapping[str, str], recurring: str) -> Waiting:
     asked, topic, partition = F.col("asked"), _topic(recurring), of_message("partition")
     unique = F.coalesce(asked["unique"], _made_unique(short_names))
-    identity = message_id(asked["due_ms"], unique)
+    # A cancel may be of a retry, which has another time than its id.
+    identity = F.when(asks_to_cancel(), asked["key"].cast("string")).otherwise(
+        message_id(asked["due_ms"], unique)
+    )
     values = {
         DUE_TOPIC: topic,
         DUE_PARTITION: partition,

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 from duetime.columns import now_ms
 from duetime.config import Settings
 from duetime.errors import Reason
-from duetime.pipeline.destinations import is_reached
 from duetime.pipeline.kafka import handle_what_is_there, read_stream, write_batch
+from duetime.pipeline.obstacles import is_reached
 from duetime.pipeline.routing import Routes
 from duetime.pipeline.rows import SinkRow, Waiting, choose, waiting_record
 from duetime.pipeline.written import Written, identified, scope_of_waiting

@@ -12,6 +12,7 @@ the release that duetime is pinned to.
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -38,6 +39,10 @@ READS = [
 ]
 
 
+#: The node of `DataFrame.observe`.
+OBSERVING = "CollectMetricsExec"
+
+
 class PlannedOnce:
     """Rows that some steps make of a read of records, planned at the first call. Thread-safe.
 
@@ -52,10 +57,28 @@ class PlannedOnce:
 
     def __call__(self, records: DataFrame) -> DataFrame:
         """What the steps make of these records, which are one read (READS) and nothing else."""
+        return self.observed(records).rows
+
+    def observed(self, records: DataFrame) -> "Observed":
+        """The same, for steps that `observe` a number."""
         with self._lock:
             if self._kept is None:
                 self._kept = _Kept(self._spark, self._steps(records))
         return self._kept.over(records)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Rows that are not computed yet, and what is known when they are."""
+
+    rows: DataFrame
+    #: The node that observes; None where the steps have none.
+    node: Any
+
+    def count(self) -> int:
+        """The first number that the steps observe in the rows. Call it once they are computed."""
+        found: int = self.node.collectedMetrics().getLong(0)
+        return found
 
 
 def one_read(spark: SparkSession, records: DataFrame) -> DataFrame:
@@ -82,13 +105,15 @@ class _Kept:
         names = [self._node.productElementName(field) for field in fields]
         self._own = names.index(self._read.field)
 
-    def over(self, records: DataFrame) -> DataFrame:
+    def over(self, records: DataFrame) -> Observed:
         # A plan belongs to the session of the thread that makes it.
         self._sessions.setActiveSession(self._spark._jsparkSession)  # noqa: SLF001 (as above)
-        plan = self._reading(records)
+        plan, observing = self._reading(records), None
         for step in reversed(self._steps):
             plan = step.withNewChildren(scala_list([plan]))
-        return _frame(self._spark, plan.execute(), self._schema)
+            if _name(step) == OBSERVING:
+                observing = plan
+        return Observed(_frame(self._spark, plan.execute(), self._schema), observing)
 
     def _reading(self, records: DataFrame) -> Any:  # noqa: ANN401 (py4j's view of a plan has no type)
         """The kept read, of other records: its columns are those that the steps know."""

@@ -13,7 +13,7 @@ from pyspark.sql.streaming import StreamingQuery
 from duetime.errors import DuetimeError, words
 from duetime.metrics import QUERY_FAILURES
 from duetime.pipeline.kafka import REST_S
-from duetime.status import RUNS
+from duetime.standing import RUNS
 
 log = logging.getLogger(__name__)
 

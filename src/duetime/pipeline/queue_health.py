@@ -26,8 +26,8 @@ class Counted:
 
     def more(self, out: int, dead: int) -> tuple[int, int]:
         """How many more were delivered again, and given up. Never too many."""
-        more_dead = _more(self.dead, dead)
-        self.untold += _more(self.out, out) - more_dead
+        more_dead = more_than(self.dead, dead)
+        self.untold += more_than(self.out, out) - more_dead
         self.out, self.dead = out, dead
         redelivered = max(0, self.untold)
         self.untold -= redelivered
@@ -75,6 +75,6 @@ def forget() -> None:
     metrics.QUEUE_OLDEST_SECONDS.clear()
 
 
-def _more(before: int, now: int) -> int:
-    # What was made anew begins anew.
+def more_than(before: int, now: int) -> int:
+    """How many more there are now, by a count that begins anew with what is made anew."""
     return now - before if now >= before else now

@@ -15,7 +15,15 @@ from dataclasses import astuple
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from duetime.columns import header, message_id, now_ms, source, state_text, waiting_headers
+from duetime.columns import (
+    header,
+    message_id,
+    now_ms,
+    source,
+    state_text,
+    text_at,
+    waiting_headers,
+)
 from duetime.config import Settings
 from duetime.message import (
     DEFINE,
@@ -31,17 +39,18 @@ from duetime.message import (
     RECURRENCE,
     SERIES_CLUSTER,
     SERIES_HEADERS,
+    SERIES_MARK,
     SERIES_NEXT,
     SERIES_PARTITION,
     SERIES_SINCE,
     SERIES_TOPIC,
 )
-from duetime.pipeline.destinations import Destinations
+from duetime.pipeline.destinations import Destinations, look_for
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.kafka import write_batch
 from duetime.pipeline.routing import Routes
-from duetime.pipeline.rows import SinkRow, Waiting, choose
-from duetime.pipeline.written import Written, scope
+from duetime.pipeline.rows import SinkRow, Waiting
+from duetime.pipeline.written import Batches, Written, scope
 from duetime.recurrence import LEAD_MS
 from duetime.series import REFUSED, Book, Outcome, Page, Said, Series, read_book
 from duetime.topics import TopicNames
@@ -54,9 +63,6 @@ HEADERS = (DUE_AT_MS, DUE_ID, *SERIES_HEADERS)
 
 #: Where the unique part of an id begins.
 UNIQUE_AT = 14
-
-#: Marks the id of a series that waits for its next run.
-MARK = "@series:"
 
 OUTCOME = "offset bigint, kind string, run_ms bigint, reason string, detail string"
 
@@ -78,12 +84,11 @@ class Recurring:
         self._names = TopicNames(settings)
         self._routes = Routes(settings)
         self._book: Book | None = None
-        self._last: int | None = None
+        self._batches = Batches()
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Hear what was said, and send what follows from it. Safe to repeat."""
-        # The first batch may have been begun before a crash, and a batch that failed is repeated.
-        again, self._last = self._last in (None, number), number
+        again = self._batches.is_again(number)
         self._book = self._book or read_book(self._settings)
         said = [_said(row) for row in batch.select(*_asked()).collect()]
         outcomes, pages = self._book.heard(said)
@@ -109,10 +114,7 @@ class Recurring:
         sent = scope(rows, F.col("to"), F.col("cluster"))
         if sent is None:
             return
-        self._destinations[None].look_for(sent.destinations)
-        for cluster, topics in sent.abroad.items():
-            if cluster in self._destinations:
-                self._destinations[cluster].look_for(topics)
+        look_for(sent.destinations, self._destinations)
         left = self._written.without_taken_in(rows, sent) if again else rows
         write_batch(self._routed(left), self._settings, RECURRING)
 
@@ -121,7 +123,7 @@ class Recurring:
         is_next, refused = F.col("kind") == NEXT, F.col("kind") == REFUSED
         run_ms = F.col("run_ms")
         due_ms = F.when(is_next, F.greatest(run_ms - LEAD_MS, F.lit(0))).otherwise(run_ms)
-        unique = F.when(is_next, F.concat(F.lit(MARK), _since())).otherwise(_name())
+        unique = F.when(is_next, F.concat(F.lit(SERIES_MARK), _since())).otherwise(_name())
         to = F.when(is_next, self._names.recurring).otherwise(_text(SERIES_TOPIC))
         # One partition has them all: what is made up for is in order.
         return found.sortWithinPartitions("run_ms").select(
@@ -142,12 +144,8 @@ class Recurring:
         known = rows.withColumns({"headers": shown, "now": now_ms()})
         sent_to = F.when(is_sent, message.topic)
         known = known.select("*", routes.known(sent_to, message.cluster))
-        to = choose(
-            (refused, routes.rejected(F.col("reason"), F.col("detail"))),
-            (is_sent, routes.sent(message)),
-            (message.due_ms - now < self._settings.horizon_ms, routes.lane(message, now)),
-            otherwise=routes.store(message, now),
-        )
+        rejected = routes.rejected(F.col("reason"), F.col("detail"))
+        to = routes.place(message, now, (refused, rejected))
         return routes.rows(known, F.when(is_sent, routes.obstacle(message, now)), to)
 
 
@@ -191,9 +189,8 @@ def _said(row: Row) -> Said:
 
 
 def _text(name: str) -> Column:
-    """One of HEADERS as text, by position; null in a record of another shape."""
-    at = F.get("headers", F.lit(HEADERS.index(name)))
-    return F.when(at["key"] == name, at["value"].cast("string"))
+    """One of HEADERS as text; null in a record of another shape."""
+    return text_at(F.col("headers"), HEADERS, name)
 
 
 def _is_defined() -> Column:

@@ -19,7 +19,7 @@ from duetime.pipeline.fetch import fetch
 from duetime.pipeline.kafka import write_batch
 from duetime.pipeline.planned import PlannedOnce, one_read
 from duetime.pipeline.waking import Waking
-from duetime.pipeline.written import Scope, Written
+from duetime.pipeline.written import Batches, Scope, Written
 from duetime.stores.places import Place
 
 #: What came out, as the driver gives it back to Spark: without a job, as Arrow.
@@ -54,7 +54,7 @@ class Redelivery:
             for at_once in (False, True)
         }
         self._markings: dict[str, Marking] = {}
-        self._last: int | None = None
+        self._batches = Batches()
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Deliver again what came out, and write that it is done.
@@ -64,8 +64,7 @@ class Redelivery:
         """
         # Each look at the batch would follow the markers once more.
         rows = batch.collect()
-        # The first batch may have been begun before a crash, and a batch that failed is repeated.
-        is_again, self._last = self._last in (None, number), number
+        is_again = self._batches.is_again(number)
         if due := [row for row in rows if row.offset is not None]:
             # Spark would make several tasks of it, which wait for each other.
             asked = self._spark.createDataFrame(_table(due)).coalesce(1)
@@ -130,9 +129,8 @@ class Redelivery:
         """Without what was sent before a crash."""
         topics = {row.topic for row in due}
         dead = {self._settings.queues[topic].dead_topic(topic) for topic in topics}
-        scope = Scope(
-            since_ms=min(row.out_ms for row in due), destinations=sorted(topics | dead), abroad={}
-        )
+        since_ms = min(row.out_ms for row in due)
+        scope = Scope(since_ms=since_ms, destinations={None: sorted(topics | dead)})
         return self._written.without_taken_in(records, scope)
 
 

@@ -17,6 +17,7 @@ from duetime.config import Settings
 from duetime.metrics import RESCUED
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.kafka import REST_S
+from duetime.standing import RESCUES_TOLD, Rescue
 from duetime.stores import ClaimT, Store
 from duetime.wheel import Slot, Wheel
 
@@ -73,6 +74,8 @@ class Release(Generic[ClaimT]):
         self._threads: list[threading.Thread] = []
         #: Messages that were past due before a window took them up; on a healthy system 0.
         self.rescued = 0
+        #: The latest looks that found some. Replaced, and not changed: others read it.
+        self.rescues: tuple[Rescue, ...] = ()
 
     def start(self, from_ms: int | None = None) -> None:
         """Start the planners: one a level, and rescue.
@@ -103,12 +106,10 @@ class Release(Generic[ClaimT]):
 
     def rescue_once(self) -> list[Future[None]]:
         """Take up everything that should have been taken up before now."""
-        claims = self._store.overdue(self._clock.now_ms())
-        found = sum(each.count for each in claims)
-        if found:
-            self.rescued += found
-            RESCUED.inc(found)
-            log.warning("rescued messages=%d slots=%d", found, len(claims))
+        now_ms = self._clock.now_ms()
+        claims = self._store.overdue(now_ms)
+        if claims:
+            self._note(claims, now_ms)
         new = [each for each in claims if each.begun_ms is None]
         begun = [each for each in claims if each.begun_ms is not None]
         taken = self._submit(new)
@@ -120,6 +121,15 @@ class Release(Generic[ClaimT]):
     def take_up(self, claims: Sequence[ClaimT]) -> None:
         """Take up what somebody else has claimed, at once."""
         self._windows.submit(self._take_up, claims)
+
+    def _note(self, claims: Sequence[ClaimT], now_ms: int) -> None:
+        found = sum(each.count for each in claims)
+        from_ms = min(each.due.from_ms for each in claims)
+        to_ms = max(each.due.to_ms for each in claims)
+        self.rescued += found
+        self.rescues = (*self.rescues, Rescue(now_ms, found, from_ms, to_ms))[-RESCUES_TOLD:]
+        RESCUED.inc(found)
+        log.warning("rescued messages=%d slots=%d", found, len(claims))
 
     def _submit(self, claims: Sequence[ClaimT]) -> list[Future[None]]:
         groups = portions(claims, self._settings.job_messages)

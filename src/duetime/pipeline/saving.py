@@ -22,7 +22,7 @@ from duetime.config import Settings
 from duetime.pipeline.kafka import read_stream
 from duetime.pipeline.planned import PlannedOnce
 from duetime.pipeline.turn import readable
-from duetime.pipeline.written import Written, scope_of_waiting
+from duetime.pipeline.written import Batches, Written, scope_of_waiting
 from duetime.stores.opening import open_rows
 from duetime.topics import TopicNames
 
@@ -44,14 +44,10 @@ def saving(
     spark: SparkSession, settings: Settings, written: Written
 ) -> Callable[[DataFrame, int], None]:
     """What to do with each batch of the query. Runs on the driver; its rows in executors."""
-    last: int | None = None
-    saver = Saver(spark, settings)
+    saver, batches = Saver(spark, settings), Batches()
 
     def handle(batch: DataFrame, number: int) -> None:
-        # The first batch may have been begun before a crash, and a batch that failed is repeated.
-        nonlocal last
-        again, last = last in (None, number), number
-        if again and (found := scope_of_waiting(batch)):
+        if batches.is_again(number) and (found := scope_of_waiting(batch)):
             saver.save_of(batch, lambda known: written.without(known, found))
         else:
             saver.save(batch)

@@ -21,6 +21,7 @@ from duetime.columns import now_ms, slept_until, source
 from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.message import LATEST_MS
+from duetime.metrics import CANCELLED
 from duetime.pipeline.claims import read_claims
 from duetime.pipeline.kafka import write_batch
 from duetime.pipeline.planned import PlannedOnce
@@ -31,6 +32,9 @@ from duetime.stores import Claim
 
 #: The order in which messages came: to the intake, and of those in one ms, to the slot.
 ARRIVAL = ("taken_ms", "offset")
+
+#: What its producer is called.
+TURN = "turn"
 
 
 class Turn:
@@ -46,7 +50,7 @@ class Turn:
         self._settings = settings
         self._readable = readable()
         self._later = _is_later(settings.horizon_ms).alias("later")
-        self._nth = _nth_of_its_id()
+        self._of_its_id = _of_its_id()
         self._routes = Routes(settings)
         sent_to = F.when(~F.col("later"), F.col("due_topic"))
         known = self._routes.known(sent_to, F.col("cluster"))
@@ -64,9 +68,13 @@ class Turn:
         """
         records = read_claims(self._spark, self._settings, claims)
         begun = [each.begun_ms for each in claims if each.begun_ms is not None]
-        planned = self._planned[type(claims[0])]
-        rows = self.rows(records, min(begun)) if begun else planned(records)
-        write_batch(rows, self._settings, "turn")
+        if begun:
+            # What the first try left out is counted then, or never.
+            write_batch(self.rows(records, min(begun)), self._settings, TURN)
+            return
+        planned = self._planned[type(claims[0])].observed(records)
+        write_batch(planned.rows, self._settings, TURN)
+        CANCELLED.inc(planned.count())
 
     def rows(self, records: DataFrame, begun_ms: int | None = None) -> DataFrame:
         """Rows for the Kafka sink: first what is routed on, then in due order what is sent.
@@ -75,7 +83,7 @@ class Turn:
         """
         readable = records.select("*", *self._readable)
         if begun_ms is not None:
-            scope = Scope(since_ms=begun_ms, destinations=_destinations(readable), abroad={})
+            scope = Scope(since_ms=begun_ms, destinations={None: _destinations(readable)})
             readable = self._written.without(readable, scope)
         return (
             readable.select("*", self._later)
@@ -89,7 +97,9 @@ class Turn:
 
     def _without_duplicates_and_cancelled(self, records: DataFrame) -> DataFrame:
         """Of the records with one id, a cancel if there is one, else the first."""
-        return records.select("*", self._nth).where("nth = 1")
+        first = records.select("*", *self._of_its_id).where("nth = 1")
+        cancelled = F.col("is_cancel") & ~F.col("cancels_only")
+        return first.observe(TURN, F.count_if(cancelled).alias("cancelled"))
 
 
 def _destinations(records: DataFrame) -> list[str]:
@@ -124,11 +134,14 @@ def _message() -> Waiting:
     )
 
 
-def _nth_of_its_id() -> Column:
+def _of_its_id() -> tuple[Column, Column]:
+    """Which one it is of the records with its id, and whether those are `cancels_only`."""
     # All records with one id are in one task. By (due, id) and not id alone, because Spark sorts a
     # number by radix and a text by comparing.
     same = W.partitionBy("due_ms", "id").orderBy(F.col("is_cancel").desc(), *ARRIVAL)
-    return F.row_number().over(same).alias("nth")
+    whole = same.rowsBetween(W.unboundedPreceding, W.unboundedFollowing)
+    cancels_only = F.last("is_cancel").over(whole)
+    return F.row_number().over(same).alias("nth"), cancels_only.alias("cancels_only")
 
 
 def _is_later(horizon_ms: int) -> Column:

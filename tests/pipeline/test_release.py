@@ -1,0 +1,56 @@
+"""When turns are taken, on a real wheel; what a turn does is left out."""
+
+from concurrent.futures import wait
+
+import pytest
+from tests.conftest import SetClock
+
+from duetime.pipeline.release import Release
+from duetime.standing import RESCUES_TOLD, Rescue
+from duetime.stores.kafka import KafkaStore
+
+pytestmark = pytest.mark.system
+
+SECOND = 1_000
+
+
+@pytest.fixture
+def clock(now_ms):
+    return SetClock(now_ms)
+
+
+@pytest.fixture
+def release(settings, topics, clock):  # noqa: ARG001 (the topics must be there)
+    store = KafkaStore(settings)
+    release = Release(settings=settings, store=store, turn=lambda _: None, clock=clock)
+    yield release
+    release.stop()
+    release.join()
+    store.close()
+
+
+def test_each_rescue_is_noted_with_its_time_its_number_and_when_its_slots_were_due(
+    release, wheel, clock, now_ms
+):
+    second_ms = (now_ms // SECOND + 7) * SECOND
+    for each in range(3):
+        wheel.message("orders", second_ms + each)
+    wheel.message("orders", second_ms + SECOND)
+    clock.ms = second_ms + 5 * SECOND
+
+    wait(release.rescue_once())
+    wait(release.rescue_once())
+
+    assert release.rescues == (Rescue(clock.ms, 4, second_ms, second_ms + 2 * SECOND),)
+    assert release.rescued == 4
+
+
+def test_the_latest_rescues_are_kept(release, wheel, clock, now_ms):
+    due = [now_ms + each * SECOND for each in range(RESCUES_TOLD + 1)]
+    for due_ms in due:
+        wheel.message("orders", due_ms, level=0)
+        clock.ms = due_ms + 10 * SECOND
+        wait(release.rescue_once())
+
+    assert [each.at_ms for each in release.rescues] == [each + 10 * SECOND for each in due[1:]]
+    assert release.rescued == len(due)
