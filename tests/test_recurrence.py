@@ -16,10 +16,20 @@ HOUR = 60 * MINUTE
 
 BERLIN = "Europe/Berlin"
 
+#: Its clocks are set forth and back by half an hour.
+LORD_HOWE = "Australia/Lord_Howe"
+
+#: Its clocks are set forth at midnight, and back to 23:00 at the next one.
+SANTIAGO = "America/Santiago"
+
 
 def at(text, zone="UTC", fold=0):
     when = datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone), fold=fold)
     return int(when.timestamp() * 1_000)
+
+
+#: In autumn of Lord Howe, the half hour before 2.
+HALF_HOUR_TWICE = ["05 01:30+11", "05 01:45+11", "05 01:30+10", "05 01:45+10", "06 01:00+10"]
 
 
 def local(cron, start, count):
@@ -56,6 +66,52 @@ def test_what_is_in_the_hour_that_is_missing_comes_at_its_end_once(expression, r
 )
 def test_in_the_hour_that_comes_twice_a_fixed_time_comes_once(expression, runs):
     assert local(Cron(expression, BERLIN), "2026-10-24T23:00", len(runs)) == runs
+
+
+@pytest.mark.parametrize("expression", ["*/20 * * * *", "*/20 1-3 * * *"])
+def test_what_comes_every_few_minutes_comes_through_both_of_them(expression):
+    both = [
+        "25 02:00+02",
+        "25 02:20+02",
+        "25 02:40+02",
+        "25 02:00+01",
+        "25 02:20+01",
+        "25 02:40+01",
+    ]
+    runs = ["25 01:40+02", *both, "25 03:00+01"]
+    assert local(Cron(expression, BERLIN), "2026-10-25T01:30", len(runs)) == runs
+
+
+@pytest.mark.parametrize(
+    ("expression", "start", "runs"),
+    [
+        ("15 2 * * *", "2026-10-03T12:00", ["04 02:30+11", "05 02:15+11"]),
+        ("0,15,45 2 * * *", "2026-10-03T12:00", ["04 02:30+11", "04 02:45+11", "05 02:00+11"]),
+        ("*/15 * * * *", "2026-10-04T01:30", ["04 01:45+10", "04 02:30+11", "04 02:45+11"]),
+        # What comes every hour is not at a fixed time: it is not put off to the half.
+        ("@hourly", "2026-10-04T00:30", ["04 01:00+10", "04 03:00+11", "04 04:00+11"]),
+        ("45 1 * * *", "2026-04-04T12:00", ["05 01:45+11", "06 01:45+10"]),
+        ("*/15 1 * * *", "2026-04-05T01:20", HALF_HOUR_TWICE),
+        ("@hourly", "2026-04-05T00:30", ["05 01:00+11", "05 02:00+10", "05 03:00+10"]),
+    ],
+)
+def test_clocks_may_be_set_by_half_an_hour(expression, start, runs):
+    assert local(Cron(expression, LORD_HOWE), start, len(runs)) == runs
+
+
+@pytest.mark.parametrize(
+    ("expression", "start", "runs"),
+    [
+        ("@daily", "2026-09-04T12:00", ["05 00:00-04", "06 01:00-03", "07 00:00-03"]),
+        ("30 0 * * *", "2026-09-05T12:00", ["06 01:00-03", "07 00:30-03"]),
+        ("@hourly", "2026-09-05T22:30", ["05 23:00-04", "06 01:00-03", "06 02:00-03"]),
+        ("@daily", "2026-04-03T12:00", ["04 00:00-03", "05 00:00-04", "06 00:00-04"]),
+        ("30 23 * * *", "2026-04-03T12:00", ["03 23:30-03", "04 23:30-03", "05 23:30-04"]),
+        ("@hourly", "2026-04-04T22:30", ["04 23:00-03", "04 23:00-04", "05 00:00-04"]),
+    ],
+)
+def test_clocks_may_be_set_at_midnight(expression, start, runs):
+    assert local(Cron(expression, SANTIAGO), start, len(runs)) == runs
 
 
 def test_what_begins_in_the_second_of_two_hours_has_missed_the_first():
@@ -101,12 +157,13 @@ def test_what_is_no_time_zone_is_refused(zone):
 
 @given(
     st.sampled_from(
-        ["30 2 * * *", "@hourly", "*/20 1-3 * * *", "0,30 2 25-31 3,10 *", "5 4 * * 0"]
+        ["30 2 * * *", "@hourly", "@daily", "*/20 1-3 * * *", "0,30 2 25-31 3,10 *", "5 4 * * 0"]
     ),
+    st.sampled_from([BERLIN, LORD_HOWE, SANTIAGO]),
     st.integers(at("2026-03-20T00:00"), at("2026-11-10T00:00")),
 )
-def test_runs_follow_one_another_and_looking_back_finds_the_same(expression, instant_ms):
-    cron = Cron(expression, BERLIN)
+def test_runs_follow_one_another_and_looking_back_finds_the_same(expression, zone, instant_ms):
+    cron = Cron(expression, zone)
     first_ms = cron.after(instant_ms)
     second_ms = cron.after(first_ms)
     assert instant_ms < first_ms < second_ms
@@ -139,6 +196,43 @@ def test_what_becomes_of_missed_runs_is_what_the_policy_says(misfire, late):
     found = recurrence(misfire=Misfire(misfire)).runs(NOON, NOON + 35 * MINUTE)
     assert found.due_ms == [NOON + each * MINUTE for each in late]
     assert found.next_ms == NOON + 40 * MINUTE
+
+
+@pytest.mark.parametrize(
+    ("cron", "next_ms", "now_ms", "run_ms"),
+    [
+        # Moved out of the hour that was missing, and found by looking back.
+        (
+            Cron("30 2 * * *", BERLIN),
+            at("2026-03-27T02:30", BERLIN),
+            at("2026-03-29T20:00", BERLIN),
+            at("2026-03-29T03:00", BERLIN),
+        ),
+        # The second of two hours has none of its own.
+        (
+            Cron("30 2 * * *", BERLIN),
+            at("2026-10-23T02:30", BERLIN),
+            at("2026-10-25T02:45", BERLIN, fold=1),
+            at("2026-10-25T02:30", BERLIN),
+        ),
+        (
+            Cron("*/20 * * * *", BERLIN),
+            at("2026-10-24T12:00", BERLIN),
+            at("2026-10-25T02:10", BERLIN, fold=1),
+            at("2026-10-25T02:00", BERLIN, fold=1),
+        ),
+        (
+            Cron("@daily", SANTIAGO),
+            at("2026-09-04T00:00", SANTIAGO),
+            at("2026-09-06T12:00", SANTIAGO),
+            at("2026-09-06T01:00", SANTIAGO),
+        ),
+    ],
+)
+def test_the_latest_of_missed_runs_is_found_over_a_change_of_the_clocks(
+    cron, next_ms, now_ms, run_ms
+):
+    assert Recurrence(cron=cron).runs(next_ms, now_ms).due_ms == [run_ms]
 
 
 def test_many_missed_runs_are_caught_up_with_bit_by_bit():

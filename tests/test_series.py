@@ -1,5 +1,7 @@
 """What is said of series, and what follows from it: records in their order, nothing else."""
 
+import json
+
 import pytest
 
 from duetime.message import DEFINE, NEXT, PAUSE, RESUME, STOP
@@ -71,12 +73,43 @@ def test_what_has_a_start_begins_then(talk):
     assert talk.say(said(DEFINE, due_ms=SECOND, at_ms=SECOND)) == [(RUN, SECOND), (NEXT, THIRD)]
 
 
+def test_what_has_a_start_comes_next_after_it_and_not_before(talk):
+    talk.say(said(DEFINE, due_ms=SECOND + 1))
+    series = talk.book.pages["nightly"].now
+    assert series.next_ms(NOW_MS) == THIRD
+    assert series.next_ms(THIRD + 1) == THIRD + 10 * MINUTE
+
+
+def test_what_was_written_without_a_start_is_read(talk):
+    talk.say(said(DEFINE, due_ms=SECOND))
+    written = json.loads(talk.book.pages["nightly"].encoded())
+    del written["now"]["start_ms"]
+    series = Page.decoded(json.dumps(written).encode()).now
+    assert (series.start_ms, series.next_ms(NOW_MS)) == (0, FIRST)
+
+
 def test_while_it_is_paused_runs_are_left_out(talk):
     talk.say(said(DEFINE))
     assert talk.say(said(PAUSE)) == []
     assert talk.say(ran(FIRST)) == [(NEXT, SECOND)]
     assert talk.say(said(RESUME)) == []
     assert talk.say(ran(SECOND)) == [(RUN, SECOND), (NEXT, THIRD)]
+
+
+def test_what_is_defined_anew_while_it_is_paused_stays_so(talk):
+    talk.say(said(DEFINE))
+    talk.say(said(PAUSE))
+    again = Series(name="nightly", since="2-nightly", topic="orders", cron=DAILY.cron)
+    assert talk.say(said(DEFINE, again, at_ms=FIRST - LEAD_MS - 1)) == [(NEXT, FIRST)]
+    assert talk.say(ran(FIRST, again)) == [(NEXT, SECOND)]
+    assert talk.say(said(RESUME)) == []
+    assert talk.say(ran(SECOND, again)) == [(RUN, SECOND), (NEXT, THIRD)]
+
+
+def test_what_was_stopped_while_it_was_paused_begins_anew(talk):
+    talk.say(said(DEFINE), said(PAUSE), said(STOP))
+    assert talk.say(said(DEFINE)) == [(NEXT, FIRST)]
+    assert talk.say(ran(FIRST)) == [(RUN, FIRST), (NEXT, SECOND)]
 
 
 def test_what_is_stopped_comes_no_more(talk):

@@ -27,10 +27,10 @@ def find_series(name: str, settings: Settings) -> Series:
     """The one with this name. Raises UnknownMessage, KafkaError, InvalidMessage (bad-id)."""
     if not re.match(SERIES_PATTERN, name):
         raise InvalidMessage(Reason.BAD_ID, f"{name!r} is no name of a series, its due-id")
-    page = read_book(settings).pages.get(name)
-    if page is None or page.now is None:
+    series = _now(name, settings)
+    if series is None:
         raise unknown_series(name)
-    return page.now
+    return series
 
 
 def unknown_series(name: str) -> UnknownMessage:
@@ -38,27 +38,30 @@ def unknown_series(name: str) -> UnknownMessage:
     return UnknownMessage(f"no series is called {name}, or it was stopped")
 
 
-def ask(name: str, operation: str, settings: Settings) -> Series | None:
+def ask(series: Series, operation: str, settings: Settings) -> Series | None:
     """Have a series paused, resumed or stopped: one of OF_SERIES. Safe to repeat.
 
     Returns once that is so, with what it is then. Runs that are due in less than some 10 s are on
-    their way, and come all the same. Raises UnknownMessage, and KafkaError where no pipeline has
-    heard of it.
+    their way, and come all the same. Raises KafkaError where no pipeline has heard of it.
     """
-    find_series(name, settings)
+    name = series.name
     with Producer(settings) as producer:
         producer.send(asked_of_series(name, operation, settings))
     until_s = time.monotonic() + HEARD_S
     while time.monotonic() < until_s:
-        page = read_book(settings).pages.get(name)
-        series = page.now if page else None
-        if _is_so(series, operation):
-            return series
+        now = _now(name, settings)
+        if _is_so(now, operation):
+            return now
         time.sleep(LOOK_S)
     raise KafkaError(
         f"it was sent, but no pipeline has heard to {operation} {name} within {HEARD_S:.0f} s: is "
         "one running? duetime status tells"
     )
+
+
+def _now(name: str, settings: Settings) -> Series | None:
+    page = read_book(settings).pages.get(name)
+    return page.now if page else None
 
 
 def _is_so(series: Series | None, operation: str) -> bool:

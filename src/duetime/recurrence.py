@@ -1,9 +1,9 @@
 """When a recurring message is due: cron's five fields in a time zone. Nothing here reads a clock.
 
 Days and hours are those of the zone's clocks, as in Debian's cron. Where the clocks are set
-forward, what falls into the hour that is missing comes at its end, once. Where they are set back,
-what is at a fixed time comes once, the first time it is that late; what comes every hour, or every
-few minutes, comes through both hours. Evaluated by cronsim.
+forward, what is at a fixed time in the hour that is missing comes at its end, once. Where they are
+set back, that comes once, the first time it is that late; what comes every hour, or every few
+minutes, comes through both hours. Evaluated by cronsim.
 """
 
 from collections.abc import Mapping

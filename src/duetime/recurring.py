@@ -12,6 +12,27 @@ from duetime.recurrence import Recurrence
 from duetime.topics import TopicNames
 
 
+def record_of(  # noqa: PLR0913 (as below)
+    wanted: Wanted,
+    recurrence: Recurrence | None,
+    settings: Settings,
+    *,
+    at: datetime | None,
+    in_: timedelta | None,
+    now_ms: int,
+    unique: str,
+) -> Outgoing:
+    """The record that schedules a message; with a recurrence, one that asks for its series.
+
+    Raises InvalidMessage with the reason that it would be rejected for.
+    """
+    if recurrence is None:
+        due_ms = due_time_ms(at, in_, now_ms)
+        return scheduled(wanted, settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
+    start_ms = None if at is None and in_ is None else due_time_ms(at, in_, now_ms)
+    return recurring(wanted, recurrence, settings, start_ms=start_ms, now_ms=now_ms, name=unique)
+
+
 def recurring(  # noqa: PLR0913 (a series has as many parts)
     wanted: Wanted,
     recurrence: Recurrence,
@@ -52,17 +73,3 @@ def asked_of_series(name: str, operation: str, settings: Settings) -> Outgoing:
         value=None,
         headers=((DUE_OP, operation.encode()),),
     )
-
-
-def start_time_ms(
-    at: datetime | None, in_: timedelta | None, now_ms: int, deliver_after: datetime | None = None
-) -> int | None:
-    """The same for the start of a series, which may have none.
-
-    Raises InvalidMessage (two-due-times, bad-due-time).
-    """
-    if deliver_after is not None:
-        raise InvalidMessage(
-            Reason.TWO_DUE_TIMES, "a series has runs: give its start with at or in_, or none"
-        )
-    return None if at is None and in_ is None else due_time_ms(at, in_, now_ms)

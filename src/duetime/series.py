@@ -11,17 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from duetime.config import Settings
 from duetime.errors import InvalidMessage, Reason
-from duetime.message import (
-    DEFINE,
-    DUE_CRON,
-    DUE_MISFIRE,
-    DUE_UNTIL,
-    DUE_ZONE,
-    NEXT,
-    OF_SERIES,
-    PAUSE,
-    STOP,
-)
+from duetime.message import DEFINE, NEXT, OF_SERIES, PAUSE, RECURRENCE, STOP
 from duetime.recurrence import LEAD_MS, Recurrence
 from duetime.stores.offsets import whole
 from duetime.stores.records import RangeReader
@@ -44,13 +34,18 @@ class Series:
     partition: str | None = None
     cluster: str | None = None
     is_paused: bool = False
+    #: It begins then, epoch ms; 0 where whoever wrote it down did not say.
+    start_ms: int = 0
 
     @property
     def recurrence(self) -> Recurrence:
         """When it comes. Raises InvalidMessage (bad-cron, bad-zone)."""
         texts = (self.cron, self.zone, self.until, self.misfire)
-        names = (DUE_CRON, DUE_ZONE, DUE_UNTIL, DUE_MISFIRE)
-        return Recurrence.parse(dict(zip(names, texts, strict=True)))
+        return Recurrence.parse(dict(zip(RECURRENCE, texts, strict=True)))
+
+    def next_ms(self, now_ms: int) -> int | None:
+        """When it comes next, epoch ms; None where it is paused, or over."""
+        return None if self.is_paused else self.recurrence.first(max(now_ms, self.start_ms))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +165,9 @@ def _after(said: Said, series: Series | None, outcomes: list[Outcome]) -> Series
 
 
 def _defined(said: Said, was: Series | None, outcomes: list[Outcome]) -> Series | None:
-    new = said.series
+    # A pause is its operator's: whoever sends the series once more does not end it.
+    is_paused = was is not None and was.is_paused
+    new = replace(said.series, start_ms=said.due_ms, is_paused=is_paused)
     # The runs up to there are on their way, as they were said before.
     from_ms = max(said.due_ms, said.at_ms + LEAD_MS + 1) if was else said.due_ms
     try:

@@ -11,6 +11,7 @@ from duetime.cli.connect import connected
 from duetime.cli.display import console, facts, table, when
 from duetime.cli.options import Config, Json, Kafka
 from duetime.clock import SystemClock, format_instant
+from duetime.config import Settings
 from duetime.message import PAUSE, RESUME, STOP
 from duetime.series import Series
 
@@ -26,9 +27,8 @@ def list_(*, as_json: Json = False, kafka: Kafka = None, config: Config = None) 
     """All series, and when each comes next."""
     found, now_ms = all_series(connected(kafka, config)), SystemClock().now_ms()
     if as_json:
-        typer.echo(
-            json.dumps([asdict(each) | {"next_ms": _next_ms(each, now_ms)} for each in found])
-        )
+        listed = [asdict(each) | {"next_ms": each.next_ms(now_ms)} for each in found]
+        typer.echo(json.dumps(listed))
         return
     if not found:
         typer.echo("no series")
@@ -49,37 +49,37 @@ def show(name: Name, *, kafka: Kafka = None, config: Config = None) -> None:
 @app.command()
 def pause(name: Name, *, kafka: Kafka = None, config: Config = None) -> None:
     """Leave runs out until it is resumed. One that is due in less than 10 s comes yet."""
-    ask(name, PAUSE, connected(kafka, config))
+    _ask(name, PAUSE, connected(kafka, config))
     typer.echo(f"paused: {name}")
 
 
 @app.command()
 def resume(name: Name, *, kafka: Kafka = None, config: Config = None) -> None:
     """Let a series that was paused go on, with its next run."""
-    ask(name, RESUME, connected(kafka, config))
+    _ask(name, RESUME, connected(kafka, config))
     typer.echo(f"resumed: {name}")
 
 
 @app.command()
 def stop(name: Name, *, kafka: Kafka = None, config: Config = None) -> None:
     """End a series for good. A run that is due in less than 10 s comes yet."""
-    ask(name, STOP, connected(kafka, config))
+    _ask(name, STOP, connected(kafka, config))
     typer.echo(f"stopped: {name}")
 
 
-def _next_ms(series: Series, now_ms: int) -> int | None:
-    return None if series.is_paused else series.recurrence.first(now_ms)
+def _ask(name: str, operation: str, settings: Settings) -> None:
+    ask(find_series(name, settings), operation, settings)
 
 
 def _next(series: Series, now_ms: int) -> str:
     if series.is_paused:
         return "paused"
-    next_ms = _next_ms(series, now_ms)
+    next_ms = series.next_ms(now_ms)
     return "over" if next_ms is None else format_instant(next_ms)
 
 
 def _facts(series: Series, now_ms: int) -> list[tuple[str, str]]:
-    next_ms, recurrence = _next_ms(series, now_ms), series.recurrence
+    next_ms, recurrence = series.next_ms(now_ms), series.recurrence
     said = {
         "name": series.name,
         "topic": series.topic,
