@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.conftest import SetClock
+from tests.conftest import TRACE, SetClock
 
 from duetime.connection import librdkafka_properties
 from duetime.errors import InvalidMessage, KafkaError, Reason, TooLate, UnknownMessage
@@ -48,7 +48,7 @@ def test_a_rescheduled_message_expires_when_it_did(wheel, settings, now_ms):
 @pytest.mark.system
 def test_a_rescheduled_message_is_cancelled_and_sent_anew_byte_for_byte(wheel, settings, now_ms):
     every = bytes(range(256))
-    headers = [("a", every), ("a", b""), ("b", None)]
+    headers = [("a", every), ("a", b""), ("b", None), *TRACE]
     parts = {"key": every, "value": every, "headers": headers, "partition": 3}
     old = wheel.message("orders", now_ms + MINUTE, unique="order-17", **parts)
     new = reschedule(str(old), in_=timedelta(minutes=5), settings=settings)
@@ -144,8 +144,8 @@ def test_of_two_that_reschedule_one_message_the_first_is_fenced_off(
     really = WheelReader.find
     second = []
 
-    def overtaken(reader, identity, when_ms):
-        found = really(reader, identity, when_ms)
+    def overtaken(reader, identity, when_ms, **retry):
+        found = really(reader, identity, when_ms, **retry)
         if not second:
             second.append(None)
             second[0] = reschedule(str(old), in_=timedelta(minutes=7), settings=settings)

@@ -3,6 +3,7 @@
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.conftest import configure
 
 from duetime.connection import librdkafka_properties
 from duetime.dead import DeadLetters, Selection
@@ -23,7 +24,7 @@ def test_a_backoff_doubles_up_to_the_longest():
 
 @pytest.mark.system
 @pytest.mark.usefixtures("topics")
-def test_a_message_whose_handler_fails_is_scheduled_anew_and_dies_at_last(settings, now_ms):
+def test_a_message_whose_handler_fails_is_scheduled_anew_and_dies_at_last(settings, now_ms, caplog):
     class Stopped:
         def now_ms(self):
             return now_ms
@@ -53,6 +54,8 @@ def test_a_message_whose_handler_fails_is_scheduled_anew_and_dies_at_last(settin
     assert (letter.first_ms, letter.last_ms) == (now_ms - 9, now_ms)
     assert letter.detail == "its handler raised ZeroDivisionError"
     assert (letter.key, letter.value, letter.headers) == (b"k", b"v", (("a", b"1"),))
+    assert caplog.text.count("ZeroDivisionError") == 2
+    assert "with a payload" not in caplog.text
 
 
 @pytest.mark.system
@@ -70,14 +73,30 @@ def test_a_message_that_cannot_be_scheduled_dies_at_once_and_is_not_handled_for_
     assert "ZeroDivisionError, and it cannot be scheduled: header due-expires-ms" in letter.detail
 
 
-def sent(settings, topic, headers):
+@pytest.mark.system
+@pytest.mark.usefixtures("topics")
+def test_a_message_that_kafka_refuses_for_good_dies_at_once_and_is_not_handled_for_ever(settings):
+    @retry_later(backoff=exponential("1m", max="1h"), attempts=3, settings=settings)
+    def handle(_):
+        raise ZeroDivisionError
+
+    admin = AdminClient(librdkafka_properties(settings))
+    configure(admin, f"{settings.namespace}.in", "max.message.bytes", "20000")
+    topic, large = f"{settings.namespace}-orders", b"x" * 30_000
+    handle(sent(settings, topic, headers=[], value=large))
+    (letter,) = DeadLetters(settings).latest(Selection(), 9)
+    assert (letter.topic, letter.attempts, letter.value) == (topic, 1, large)
+    assert "ZeroDivisionError, and it cannot be scheduled: Kafka refuses message" in letter.detail
+
+
+def sent(settings, topic, headers, value=b"v"):
     """A message as a consumer of this topic gets it."""
     admin = AdminClient(librdkafka_properties(settings))
     for made in admin.create_topics([NewTopic(topic, 1)]).values():
         made.exception()
     producer, reports = Producer(librdkafka_properties(settings)), []
     producer.produce(
-        topic, b"v", b"k", headers=headers, on_delivery=lambda *each: reports.append(each)
+        topic, value, b"k", headers=headers, on_delivery=lambda *each: reports.append(each)
     )
     producer.flush()
     offset = reports[0][1].offset()

@@ -25,7 +25,7 @@ from duetime.delaying import (
     delayed,
     in_batches,
 )
-from duetime.errors import KafkaError, RecordRefused, TooLate
+from duetime.errors import InvalidMessage, KafkaError, Reason, RecordRefused, TooLate
 from duetime.message import MessageId
 from duetime.outgoing import (
     ANY_PARTITION,
@@ -36,10 +36,10 @@ from duetime.outgoing import (
     cancelled,
     due_time_ms,
     new_unique,
-    scheduled,
 )
+from duetime.producing import enqueue
 from duetime.recurrence import Recurrence
-from duetime.recurring import recurring, start_time_ms
+from duetime.recurring import record_of
 from duetime.topics import OVERHEAD_BYTES
 
 if TYPE_CHECKING:
@@ -52,9 +52,6 @@ OnDelivery = Callable[[KafkaError | None, str], None]
 
 #: How long is tried to deliver a record to the intake topic, in ms.
 DELIVERY_TIMEOUT_MS = 60_000
-
-#: How long to wait for room in a full local queue before looking again, in seconds.
-FULL_QUEUE_S = 0.1
 
 #: How long what was produced before an exception may take to arrive, in seconds.
 AFTER_EXCEPTION_S = 5.0
@@ -144,14 +141,20 @@ class Producer:
         )
         unique = new_unique() if id is None else id
         now_ms = self._clock.now_ms()
-        if recurrence is not None:
-            start_ms = start_time_ms(at, in_, now_ms, deliver_after)
-            record = recurring(
-                wanted, recurrence, self._settings, start_ms=start_ms, now_ms=now_ms, name=unique
+        if deliver_after is None:
+            record = record_of(
+                wanted,
+                recurrence,
+                self._settings,
+                at=at,
+                in_=in_,
+                now_ms=now_ms,
+                unique=unique,
             )
-        elif deliver_after is None:
-            due_ms = due_time_ms(at, in_, now_ms)
-            record = scheduled(wanted, self._settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
+        elif recurrence is not None:
+            raise InvalidMessage(
+                Reason.TWO_DUE_TIMES, "a series has runs: give its start with at or in_, or none"
+            )
         else:
             due_ms = due_time_ms(at, in_, now_ms, deliver_after)
             record = self._delayed(wanted, due_ms, now_ms, unique)
@@ -171,9 +174,18 @@ class Producer:
 
     def send(self, record: Outgoing, on_delivery: OnDelivery | None = None) -> None:
         """Send a record that is made already; as `produce`, but reports wait for `poll`."""
-        report = self._reporter(str(record.id), on_delivery)
-        while not self._queued(record, report):
-            self._producer.poll(FULL_QUEUE_S)
+        try:
+            enqueue(
+                self._producer,
+                record.topic,
+                value=record.value,
+                key=record.key,
+                headers=record.headers,
+                partition=ANY_PARTITION if record.partition is None else record.partition,
+                on_delivery=self._reporter(str(record.id), on_delivery),
+            )
+        except confluent_kafka.KafkaException as error:
+            raise undelivered_error(str(record.id), error.args[0]) from error
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Call the delivery reports that have come in, as `produce` does; returns how many."""
@@ -218,22 +230,6 @@ class Producer:
                 self._known_delayed.add(record.topic)
         return record
 
-    def _queued(self, record: Outgoing, report: Callable[..., None]) -> bool:
-        try:
-            self._producer.produce(
-                record.topic,
-                value=record.value,
-                key=record.key,
-                partition=ANY_PARTITION if record.partition is None else record.partition,
-                headers=list(record.headers),
-                on_delivery=report,
-            )
-        except BufferError:
-            return False
-        except confluent_kafka.KafkaException as error:
-            raise undelivered_error(str(record.id), error.args[0]) from error
-        return True
-
     def _reporter(self, id: str, on_delivery: OnDelivery | None) -> Callable[..., None]:  # noqa: A002
         def report(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
             if on_delivery is not None:
@@ -268,7 +264,7 @@ def check_not_too_late(identity: MessageId, settings: Settings, now_ms: int) -> 
     """Raise TooLate if the message is so near that intake takes no cancel of it any more."""
     if identity.due_ms - now_ms < settings.horizon_ms:
         raise TooLate(
-            f"message {identity} is delivered or about to be: it cannot be changed any more"
+            f"message {identity} is due or about to be: it is on its way, and cannot be changed"
         )
 
 
@@ -291,8 +287,10 @@ def with_bootstrap(settings: Settings | None, bootstrap: str | None) -> Settings
     return settings.model_copy(update={"bootstrap": bootstrap}) if bootstrap else settings
 
 
-def __getattr__(name: str) -> object:
-    # httpx takes longer to import than all the rest, and most need none of it.
-    if name in ("AsyncClient", "Client"):
-        return getattr(import_module("duetime.http"), name)
-    raise AttributeError(f"module {__name__} has no attribute {name}")
+if not TYPE_CHECKING:  # a checker would take every misspelt name for one of these
+
+    def __getattr__(name: str) -> object:
+        # httpx takes longer to import than all the rest, and most need none of it.
+        if name in ("AsyncClient", "Client"):
+            return getattr(import_module("duetime.http"), name)
+        raise AttributeError(f"module {__name__} has no attribute {name}")

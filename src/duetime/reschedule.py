@@ -99,6 +99,6 @@ def _waiting(identity: MessageId, settings: Settings, now_ms: int) -> Found:
     if found is not None and not found.cancelled:
         return found
     if found is None and identity.due_ms - now_ms < settings.horizon_ms:
-        raise TooLate(f"message {identity} is delivered or about to be, if there was one")
+        raise TooLate(f"message {identity} is on its way or delivered, if there was one")
     state = "is cancelled" if found else "does not wait"
     raise UnknownMessage(f"message {identity} {state}: send it anew, it cannot be rescheduled")

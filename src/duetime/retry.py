@@ -16,7 +16,7 @@ from confluent_kafka import Message
 from duetime.client import Producer
 from duetime.clock import Clock, SystemClock, parse_duration
 from duetime.config import Settings, load_settings
-from duetime.errors import InvalidMessage, KafkaError
+from duetime.errors import InvalidMessage, KafkaError, RecordRefused
 from duetime.message import (
     DUE_AT_MS,
     DUE_ATTEMPTS,
@@ -103,12 +103,13 @@ class Retries:
                 record = self._dead(message, now_ms, failed, first_ms, what)
             else:
                 record = self._again(message, now_ms, failed, first_ms)
-        except InvalidMessage as error:
+            self._send(record)
+        except (InvalidMessage, RecordRefused) as error:
             # Whoever sent it did not come this way: it must not be handled for ever.
             why = f"{what}, and it cannot be scheduled: {error.detail}"
             record = self._dead(message, now_ms, failed, first_ms, why)
+            self._send(record)
         log.warning("handler failed id=%s attempt=%d error=%s", record.id, failed, what)
-        self._send(record)
 
     def _again(self, message: Message, now_ms: int, failed: int, first_ms: int) -> Outgoing:
         wanted = Wanted(

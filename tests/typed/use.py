@@ -1,0 +1,102 @@
+"""What a program with types does with the clients: read by mypy, run by nobody.
+
+Each `type: ignore` is a mistake that must be noticed: mypy tells those that are of no use.
+"""
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import assert_type
+
+from confluent_kafka import Message
+
+from duetime import client, kmq
+from duetime.client import AsyncClient, Client, Producer
+from duetime.errors import KafkaError, UnknownMessage
+from duetime.http import Listed, Pending, Scheduled, Series, Waiting
+from duetime.kmq import Queue
+from duetime.recurrence import Recurrence
+from duetime.retry import exponential, retry_later
+
+SOON = timedelta(seconds=10)
+
+URL = "http://127.0.0.1:8080"
+
+
+TOKEN = os.environ.get("TOKEN")
+
+
+def notice(error: KafkaError | None, which: str) -> None:
+    print(which, error.reason if error else "arrived")
+
+
+def produce() -> None:
+    with Producer(bootstrap="127.0.0.1:9092") as producer:
+        assert_type(producer.produce("orders", b"v", key=b"k", in_=SOON), str)
+        headers = {"a": "1", "b": None}
+        producer.produce("orders", "v", headers=headers, at=datetime.now(UTC), on_delivery=notice)
+        producer.produce("reports", recurrence=Recurrence.of("@daily", zone="Europe/Berlin"))
+        producer.produce("orders.delayed", "v", deliver_after=datetime.now(UTC) + SOON)
+        producer.cancel("019ac9b6e2d4-order-17")
+        assert_type(producer.poll(0.1), int)
+        assert_type(producer.flush(30), int)
+        producer.produce("orders", in_="10s")  # type: ignore[arg-type]
+        producer.produce("orders", {"order": 17}, in_=SOON)  # type: ignore[arg-type]
+
+
+def ask() -> None:
+    with Client(URL, token=TOKEN, timeout=10) as api:
+        message = api.schedule("orders", {"order": 17}, key="17", in_=SOON)
+        assert_type(message, Scheduled)
+        several = api.schedule_many([("orders", b"v", {"in_": SOON}), ("orders", None, {})])
+        assert_type(several, list[Scheduled])
+        api.cancel(message.id)
+        assert_type(api.reschedule(message.id, in_=SOON), str)
+        for each in api.messages(topic="orders", from_=datetime.now(UTC)):
+            assert_type(each, Listed)
+        assert_type(api.pending(), Pending)
+        assert_type(api.pause_series("daily"), Series)
+        assert_type(api.redrive(all=True), int)
+        api.schedule("orders", "v", at="tomorrow")  # type: ignore[arg-type]
+        api.schedule("orders", "v", colour="red")  # type: ignore[call-arg]
+        api.messages(topics=["orders"])  # type: ignore[call-arg]
+
+
+async def ask_and_wait() -> Waiting | None:
+    async with AsyncClient(URL) as api:
+        message = await api.schedule("orders", "v", at=datetime.now(UTC))
+        async for each in api.messages(failed=True):
+            assert_type(each, Listed)
+        try:
+            return await api.find(message.id)
+        except UnknownMessage as error:
+            print(error.reason)
+            return None
+
+
+@retry_later(backoff=exponential("1s", max="1h"), attempts=8)
+def handle(message: Message) -> None:
+    print(message.value())
+
+
+@retry_later(backoff=lambda attempts: 1_000 * attempts, attempts=8)
+def handle_once_a_second(message: Message) -> bool:
+    return message.value() is not None
+
+
+assert_type(handle, Callable[[Message], object])
+
+
+@retry_later(backoff="1s", attempts=8)  # type: ignore[arg-type]
+def never(message: Message) -> None: ...
+
+
+def work() -> None:
+    for message in Queue("jobs", group="workers", timeout=timedelta(seconds=30)):
+        with message:
+            assert_type(message.value, bytes | None)
+
+
+def misspell() -> None:
+    client.Clent(URL)  # type: ignore[attr-defined]
+    kmq.Queu("jobs", group="workers", timeout=SOON)  # type: ignore[attr-defined]
