@@ -2,8 +2,10 @@
 () => {
   const wrong = [];
   const seen = (each) => each.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true });
+  // What is in a region or an image is not its name.
+  const within = (each) => (each.matches("[role=region], [role=img]") ? "" : each.textContent);
   const called = (each) =>
-    (each.getAttribute("aria-label") ?? each.labels?.[0]?.textContent ?? each.textContent ?? "").trim();
+    (each.getAttribute("aria-label") ?? each.labels?.[0]?.textContent ?? within(each)).trim();
   const where = (each) => `${each.tagName.toLowerCase()}${each.id ? `#${each.id}` : ""}.${each.getAttribute("class") ?? ""}`;
 
   for (const each of document.querySelectorAll("button, a, input, summary, [role=region], [role=img]")) {
@@ -12,6 +14,15 @@
   for (const each of document.querySelectorAll("section, dialog")) {
     const title = document.getElementById(each.getAttribute("aria-labelledby"));
     if (!title) wrong.push(`${where(each)} has no title`);
+  }
+  for (const form of document.querySelectorAll("form")) {
+    const boxes = [...form.querySelectorAll("input, button")].filter(seen).map((each) => [each, each.getBoundingClientRect()]);
+    boxes.forEach(([one, a], index) => {
+      for (const [other, b] of boxes.slice(index + 1)) {
+        const apart = a.right <= b.left + 1 || b.right <= a.left + 1 || a.bottom <= b.top + 1 || b.bottom <= a.top + 1;
+        if (!apart) wrong.push(`${where(one)} ${one.name} lies over ${where(other)} ${other.name}`);
+      }
+    });
   }
   const ids = [...document.querySelectorAll("[id]")].map((each) => each.id);
   if (new Set(ids).size !== ids.length) wrong.push("two elements have one id");
@@ -37,12 +48,16 @@
     }
     return rgba("Canvas");
   };
+  const check = (each, colour, least) => {
+    const [more, less] = [light(rgba(colour)), light(ground(each))].sort((a, b) => b - a);
+    const contrast = (more + 0.05) / (less + 0.05);
+    if (contrast < least) wrong.push(`${where(each)}: contrast ${contrast.toFixed(2)}`);
+  };
   for (const each of document.querySelectorAll("body *")) {
     const own = [...each.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
-    if (!own || !seen(each) || each.closest("svg")) continue;
-    const [more, less] = [light(rgba(getComputedStyle(each).color)), light(ground(each))].sort((a, b) => b - a);
-    const contrast = (more + 0.05) / (less + 0.05);
-    if (contrast < 4.5) wrong.push(`${where(each)}: contrast ${contrast.toFixed(2)}`);
+    if (own && seen(each)) check(each, getComputedStyle(each)[each.closest("svg") ? "fill" : "color"], 4.5);
   }
+  for (const each of document.querySelectorAll(".exact, .spread")) check(each.parentElement, getComputedStyle(each).backgroundColor, 3);
+  for (const each of document.querySelectorAll("polyline")) check(each, getComputedStyle(each).stroke, 3);
   return wrong;
 }

@@ -1,15 +1,12 @@
 """The dashboard in a real Chromium, over a real API and broker."""
 
-import os
-import shutil
-from pathlib import Path
-
 import httpx
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 from tests.api.conftest import Running, alike
-from tests.api.test_events import reject
-from tests.conftest import WheelWriter, created_topics, dead_letters_of, small_settings
+from tests.api.page import NAME, answer, live, local, search, show, tile
+from tests.api.test_events import events, reject
+from tests.conftest import dead_letters_of
 
 from duetime.api.address import url
 from duetime.message import MessageId
@@ -18,93 +15,7 @@ pytestmark = pytest.mark.system
 
 MINUTE_MS = 60_000
 
-#: What a test may wait for something to be seen: a look at Kafka every 2 s, on a busy machine.
-PATIENCE_MS = 20_000
-
-CHECK = (Path(__file__).parent / "accessible.js").read_text(encoding="utf-8")
-
 SECRET = "0123456789abcdef-secret"  # noqa: S105 (of this test alone)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Where there is no Chromium, tests are skipped on a laptop and fail in CI."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        assert not os.environ.get("CI")
-        pytest.skip("there is no chromium: install it (Debian: apt install chromium)")
-    own = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=own)
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def look(browser):
-    """Opens the page of these settings; at the end nothing may have gone wrong in it."""
-    contexts, wrong = [], []
-
-    def opened(settings, **options):
-        contexts.append(browser.new_context(locale="en-GB", **options))
-        contexts[-1].set_default_timeout(PATIENCE_MS)
-        page = contexts[-1].new_page()
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: wrong.append(said.text) if is_wrong(said) else None)
-        page.goto(url(settings))
-        return page
-
-    expect.set_options(timeout=PATIENCE_MS)
-    yield opened
-    for each in contexts:
-        each.close()
-    assert wrong == []
-
-
-def is_wrong(said):
-    """An answer that is a problem, or none at all, is no fault of the page."""
-    return said.type == "error" and not said.text.startswith("Failed to load resource")
-
-
-@pytest.fixture(scope="module")
-def served(broker, tmp_path_factory):
-    """The settings of one API that the tests share: each has topics of its own."""
-    settings = alike(small_settings(broker.bootstrap), tmp_path_factory.mktemp("api"))
-    with created_topics(settings):
-        running = Running(settings)
-        yield settings
-        running.stop()
-
-
-@pytest.fixture
-def waiting(served, now_ms):
-    return WheelWriter(served, now_ms)
-
-
-def live(page):
-    expect(page.locator("#connection")).to_have_text("Live")
-    return page
-
-
-def tile(page, name):
-    return page.locator(".tile", has=page.get_by_text(name, exact=True)).locator(".value")
-
-
-def search(page, **fields):
-    for name, text in fields.items():
-        page.locator(f"#search [name={name}]").fill(text)
-    page.get_by_role("button", name="Search").click()
-
-
-def show(page, identity):
-    page.get_by_label("Id", exact=True).fill(str(identity))
-    page.get_by_role("button", name="Look up").click()
-    return page.get_by_role("dialog", name="Message")
-
-
-def answer(page, text):
-    """Answer the question that the page asks before it does anything."""
-    page.locator("#question").get_by_role("button", name=text).click()
 
 
 def test_an_empty_system_says_so_and_what_comes_is_seen(look, settings, wheel, now_ms, tmp_path):
@@ -117,9 +28,9 @@ def test_an_empty_system_says_so_and_what_comes_is_seen(look, settings, wheel, n
     expect(page.locator("#waiting-readout")).to_contain_text("0 records wait")
     search(page)
     expect(page.locator("#found")).to_have_text("0 messages.")
-    page.get_by_role("link", name="List them: Dead letters").click()
+    page.get_by_role("button", name="List them: Dead letters").click()
     expect(page.locator("#dead-found")).to_contain_text("0 letters")
-    page.get_by_role("link", name="List them: Rejected").click()
+    page.get_by_role("button", name="List them: Rejected").click()
     expect(page.locator("#rejected-found")).to_have_text("There are none.")
     wheel.message("orders", now_ms + MINUTE_MS)
     expect(tile(page, "Waiting")).to_have_text("1")
@@ -196,17 +107,13 @@ def test_a_message_is_rescheduled_by_keyboard_alone(look, served, waiting, now_m
     expect(page.locator("#said")).to_contain_text(f"{identity.unique}~1")
 
 
-#: What the focused element is called, as far as this page names things.
-NAME = "each => (each.labels?.[0] ?? each).textContent.trim()"
-
-
 def test_dead_letters_are_shown_and_redriven_after_a_confirmation(look, served):
     die = dead_letters_of(served)
     for topic in ("one", "two", "three"):
         die(topic)
     page = live(look(served))
 
-    page.get_by_role("link", name="List them: Dead letters").click()
+    page.get_by_role("button", name="List them: Dead letters").click()
     rows = page.locator("#dead-table tbody tr")
     expect(rows).to_have_count(3)
     rows.first.get_by_role("button").click()
@@ -225,13 +132,18 @@ def test_dead_letters_are_shown_and_redriven_after_a_confirmation(look, served):
 def test_rejected_records_are_a_click_away(look, served):
     source = reject(served)
     page = live(look(served))
-    page.get_by_role("link", name="List them: Rejected").click()
+    page.get_by_role("button", name="List them: Rejected").click()
     page.locator("#rejected-table").get_by_role("button").first.click()
     expect(page.get_by_role("dialog", name="Rejected record")).to_contain_text(source)
 
 
 def test_what_waits_is_drawn_from_a_minute_to_years(look, served, waiting, now_ms):
-    waiting.message("drawn", now_ms + 40 * MINUTE_MS)
+    due_ms = now_ms + 40 * MINUTE_MS
+    waiting.message("drawn", due_ms)
+    # The page is shown what was seen a moment ago, perhaps by another test.
+    with httpx.Client(base_url=url(served)) as client, events(client) as heard:
+        slots = (slot for _, seen in heard for slot in seen["pending"]["slots"])
+        next(slot for slot in slots if slot["from_ms"] <= due_ms < slot["to_ms"])
     page = live(look(served))
 
     for zoom in ("minute", "hour", "5 years", "all"):
@@ -275,11 +187,6 @@ def test_ten_thousand_topics_are_listed_page_by_page(look, served, waiting, now_
     expect(page.locator("#found")).to_have_text("1 message.")
 
 
-def local(page, ms):
-    """An instant as a field of local time has it."""
-    return page.evaluate("ms => import('/dashboard/format.js').then(f => f.asLocal(ms))", ms)
-
-
 def test_a_lost_connection_is_said_and_found_again(look, served, tmp_path):
     settings = alike(served, tmp_path)
     running = Running(settings)
@@ -310,18 +217,6 @@ def test_a_token_is_asked_for_and_kept_in_the_tab_alone(look, served, tmp_path):
     page.get_by_role("button", name="Forget the token").click()
     expect(asked).to_be_visible()
     running.stop()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_is_named_and_readable_and_fits(look, served, waiting, now_ms, scheme):
-    identity = waiting.message("named", now_ms + 5 * MINUTE_MS)
-    page = live(look(served, color_scheme=scheme, viewport={"width": 360, "height": 740}))
-    search(page, topic="named")
-    expect(page.locator("#messages-table tbody tr").first).to_be_visible()
-
-    assert page.evaluate(CHECK) == []
-    show(page, identity).get_by_text("Reschedule").click()
-    assert page.evaluate(CHECK) == []
 
 
 def test_the_page_asks_nobody_but_the_api(served):

@@ -1,7 +1,7 @@
 // What was not delivered: dead letters, to be brought back, and rejected records.
 
 import { get, post } from "./api.js";
-import { confirm, hideDetail, recordParts, saying, show } from "./dialogs.js";
+import { confirm, hideDetail, recordParts, saying, show, told } from "./dialogs.js";
 import { button, byId, make, table } from "./dom.js";
 import { count, time } from "./format.js";
 
@@ -28,6 +28,7 @@ export function beginDead() {
 export function openSection(name) {
   byId(name).scrollIntoView();
   const form = byId(`${name}-search`);
+  form.reset();
   form.querySelector("input, button").focus({ preventScroll: true });
   form.requestSubmit();
 }
@@ -87,13 +88,14 @@ async function showLetter(number) {
 function askRedrive(numbers) {
   const many = numbers.length === 1 ? `dead letter ${count(numbers[0])}` : `${count(numbers.length)} dead letters`;
   confirm({
+    back: "dead-found",
     title: `Send ${many} once more?`,
     text: "Due now, under a new id. Each is brought back once, and dies again if the cause is still there.",
     yes: "Redrive",
     act: async () => {
       const { redriven } = await post("v1/dead/redrive", { numbers });
       hideDetail();
-      saying(listLetters);
+      await saying(listLetters);
       return `${count(redriven)} of ${count(numbers.length)} sent once more.`;
     },
   });
@@ -125,14 +127,4 @@ async function showRejected(number) {
     ["Came in at", make("code", {}, record.source)],
     ...recordParts(record),
   ], []);
-}
-
-// What was asked for; where that fails, the line says so too.
-async function told(line, asked) {
-  try {
-    return await asked;
-  } catch (error) {
-    byId(line).textContent = error.message;
-    throw error;
-  }
 }

@@ -1,12 +1,17 @@
 // Questions before anything is changed, and all about one thing.
 
 import { Problem } from "./api.js";
-import { byId, make, say } from "./dom.js";
+import { byId, focusIfLost, make, say } from "./dom.js";
 
-// Asks; `act` is called with the fields' values if the answer is yes. What goes wrong is said in
-// the dialog, which stays open then.
-export function confirm({ title, text, yes, fields = [], act }) {
-  const dialog = byId("question");
+// Of those who asked, the last: what comes of an earlier question does not touch this one.
+let last = 0;
+
+// Asks; `act` is called with the fields' values if the answer is yes, and says what it did. What goes
+// wrong is said in the dialog, which stays open then. `back` gets the keyboard if what had it is gone.
+export function confirm({ title, text, yes, fields = [], act, back }) {
+  const dialog = byId("question"), number = ++last;
+  const isOpen = () => dialog.open && number === last;
+  let busy = false;
   byId("question-title").textContent = title;
   byId("question-text").textContent = text;
   byId("question-yes").textContent = yes;
@@ -14,16 +19,20 @@ export function confirm({ title, text, yes, fields = [], act }) {
   byId("question-fields").replaceChildren(...fields);
   dialog.querySelector("form").onsubmit = async (event) => {
     event.preventDefault();
-    const given = Object.fromEntries(new FormData(event.target));
-    byId("question-yes").disabled = true;
+    if (busy) return;
+    busy = true;
+    byId("question-wrong").textContent = "";
+    say("A moment …");
     try {
-      const done = await act(given);
-      dialog.close();
+      const done = await act(Object.fromEntries(new FormData(event.target)));
+      if (isOpen()) dialog.close();
+      focusIfLost(back);
       say(done);
     } catch (error) {
-      byId("question-wrong").textContent = sentence(error);
+      say(isOpen() ? "" : sentence(error));
+      if (isOpen()) byId("question-wrong").textContent = sentence(error);
     } finally {
-      byId("question-yes").disabled = false;
+      busy = false;
     }
   };
   byId("question-no").onclick = () => dialog.close();
@@ -41,7 +50,9 @@ export function show(title, parts, buttons) {
   const close = make("button", { type: "button", click: () => dialog.close() }, "Close");
   byId("detail-buttons").replaceChildren(...buttons, close);
   if (!dialog.open) dialog.showModal();
-  close.focus();
+  // It begins at its beginning, however long it is.
+  close.focus({ preventScroll: true });
+  dialog.scrollTop = 0;
 }
 
 export const hideDetail = () => byId("detail").close();
@@ -67,6 +78,16 @@ export async function saying(act) {
   } catch (error) {
     say(sentence(error));
     return undefined;
+  }
+}
+
+// What was asked for; where that fails, the line says so too.
+export async function told(line, asked) {
+  try {
+    return await asked;
+  } catch (error) {
+    byId(line).textContent = error.message;
+    throw error;
   }
 }
 

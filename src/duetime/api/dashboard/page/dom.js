@@ -35,12 +35,27 @@ export function button(text, act, kind = null) {
   return make("button", { type: "button", class: kind, click: act }, text);
 }
 
+// Where what had the keyboard is gone, it would begin at the top of the page again.
+export function focusIfLost(id) {
+  const has = document.activeElement ?? document.body;
+  if (has === document.body || !has.checkVisibility()) byId(id).focus({ preventScroll: true });
+}
+
+// A screen reader tells what changes in a place that it knows, and not what comes with the place.
+const HEARD_MS = 100;
+const SHOWN_MS = 10_000;
+
 // A sentence for whoever looks, or listens.
-let hide;
+let next;
 export function say(text) {
-  clearTimeout(hide);
+  clearTimeout(next);
   // Above an open dialog, which would hide it otherwise.
-  (document.querySelector("dialog[open]") ?? document.body).append(byId("said"));
-  byId("said").textContent = text;
-  hide = setTimeout(() => { byId("said").textContent = ""; }, 10_000);
+  const place = [...document.querySelectorAll("dialog[open]")].at(-1) ?? document.body;
+  const said = byId("said");
+  said.textContent = "";
+  if (said.parentElement !== place) place.append(said);
+  next = setTimeout(() => {
+    said.textContent = text;
+    next = setTimeout(() => { said.textContent = ""; }, SHOWN_MS);
+  }, HEARD_MS);
 }

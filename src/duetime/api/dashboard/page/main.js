@@ -3,7 +3,9 @@
 import { beginDead, openSection } from "./dead.js";
 import { follow } from "./events.js";
 import { showLateness } from "./lateness.js";
-import { beginMessages, listBetween } from "./messages.js";
+import { beginMessages, listWaiting } from "./messages.js";
+import { beginRecurring } from "./recurring.js";
+import { beginRescued } from "./rescued.js";
 import { asOf, beginTiles, showConnection, showSpooled, showTiles } from "./tiles.js";
 import { beginToken } from "./token.js";
 import { showTraffic } from "./traffic.js";
@@ -12,11 +14,20 @@ import { beginTable, beginWaiting, showWaiting } from "./waiting.js";
 let lastMs = 0;
 
 beginToken();
-beginTiles(openSection);
-beginWaiting(listBetween);
+beginTiles({
+  waiting: () => listWaiting({}),
+  late: () => listWaiting({ toMs: lastMs }),
+  failed: () => listWaiting({ failed: true }),
+  rejected: () => openSection("rejected"),
+  rescued: () => openSection("rescued"),
+  dead: () => openSection("dead"),
+});
+beginWaiting((fromMs, toMs) => listWaiting({ fromMs, toMs }));
 beginTable();
 beginMessages();
+beginRecurring();
 beginDead();
+beginRescued();
 
 follow({
   look(seen) {

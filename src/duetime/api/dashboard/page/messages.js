@@ -2,8 +2,8 @@
 
 import { get, post, remove, Problem } from "./api.js";
 import { confirm, hideDetail, recordParts, saying, show } from "./dialogs.js";
-import { button, byId, make, table } from "./dom.js";
-import { asInstant, asLocal, count, duration, fromNow, time } from "./format.js";
+import { button, byId, focusIfLost, make, table } from "./dom.js";
+import { asInstant, asLocal, count, duration, fromNow, instant, time } from "./format.js";
 
 const PAGE = 100;
 
@@ -13,25 +13,27 @@ export function beginMessages() {
   const search = byId("search");
   search.addEventListener("submit", (event) => {
     event.preventDefault();
-    const { topic, key, from, to } = Object.fromEntries(new FormData(search));
-    begin({ topic, key, from: from && asInstant(from), to: to && asInstant(to) });
+    const { topic, key, from, to, failed } = Object.fromEntries(new FormData(search));
+    begin({ topic, key, from: from && asInstant(from), to: to && asInstant(to), failed: failed && true });
   });
   byId("look-up").addEventListener("submit", (event) => {
     event.preventDefault();
     saying(() => showMessage(byId("look-up").elements.id.value.trim()));
   });
-  byId("more").addEventListener("click", () => saying(next));
+  byId("more").addEventListener("click", () => saying(goOn));
 }
 
-// Those due in a stretch of time, whatever they are.
-export function listBetween(fromMs, toMs) {
+// Those due in a stretch of time, or those that failed, or all.
+export function listWaiting({ fromMs, toMs, failed }) {
   const fields = byId("search").elements;
-  fields.topic.value = fields.key.value = "";
-  fields.from.value = asLocal(fromMs);
-  fields.to.value = asLocal(toMs + 999);
+  byId("search").reset();
+  fields.from.value = fromMs ? asLocal(fromMs) : "";
+  fields.to.value = toMs ? asLocal(toMs + 999) : "";
+  fields.failed.checked = Boolean(failed);
   byId("messages").scrollIntoView();
   fields.topic.focus({ preventScroll: true });
-  begin({ from: new Date(Math.floor(fromMs)).toISOString(), to: new Date(Math.ceil(toMs)).toISOString() });
+  const text = (ms) => ms && new Date(ms).toISOString();
+  begin({ from: text(fromMs && Math.floor(fromMs)), to: text(toMs && Math.ceil(toMs)), failed });
 }
 
 function begin(wanted) {
@@ -48,6 +50,8 @@ async function next() {
     page = await get("v1/messages", asked);
   } catch (error) {
     byId("found").textContent = error instanceof Problem ? error.message : "";
+    // Nothing of another search may be taken for the answer to this one.
+    if (!asked.cursor) byId("messages-table").hidden = byId("more").hidden = true;
     throw error;
   }
   // Another search may have begun meanwhile.
@@ -57,12 +61,21 @@ async function next() {
   showFound(page.cursor);
 }
 
+// With the first of the new ones under the keyboard.
+async function goOn() {
+  const before = found.length;
+  await next();
+  byId("messages-table").querySelectorAll("tbody button")[before]?.focus();
+  focusIfLost("found");
+}
+
 function showFound(cursor) {
   const more = cursor ? ", and there is more to look through" : "";
   byId("found").textContent = `${count(found.length)} ${found.length === 1 ? "message" : "messages"}${more}.`;
   byId("more").hidden = !cursor;
   byId("messages-table").hidden = !found.length;
-  byId("messages-table").replaceChildren(table("Messages found", COLUMNS, found));
+  const columns = found.some((each) => each.attempts) ? [...COLUMNS, ATTEMPTS] : COLUMNS;
+  byId("messages-table").replaceChildren(table("Messages found", columns, found));
 }
 
 const COLUMNS = [
@@ -70,16 +83,21 @@ const COLUMNS = [
   { head: "From now", kind: "time", cell: (each) => fromNow(each.due_at_ms, Date.now()) },
   { head: "Topic", kind: "id", cell: (each) => each.topic },
   { head: "Bytes", kind: "number", cell: (each) => (each.value_bytes == null ? "no value" : count(each.value_bytes)) },
-  { head: "Id", kind: "id", cell: (each) => button(each.id, () => saying(() => showMessage(each.id)), "plain") },
+  { head: "Id", kind: "id", cell: (each) => button(each.id, () => saying(() => showMessage(each.id, each.attempts ? each.due_at_ms : null)), "plain") },
 ];
+const ATTEMPTS = { head: "Failed", kind: "time", cell: (each) => times(each.attempts) };
+
+const times = (number) => (number ? `${count(number)} ${number === 1 ? "time" : "times"}` : "");
 
 const pathOf = (id) => `v1/messages/${encodeURIComponent(id)}`;
 
-async function showMessage(id) {
-  const message = await get(pathOf(id));
+// One that failed is found by the time at which it is tried again.
+async function showMessage(id, retryMs = null) {
+  const message = await get(pathOf(id), { retry_ms: retryMs });
   const parts = [
     ["Id", make("code", {}, message.id)],
-    ["Due", time(message.due_at_ms)],
+    [message.attempts ? "Next attempt" : "Due", time(message.due_at_ms)],
+    ["Failed", message.attempts ? `${times(message.attempts)}, first ${instant(message.failed_ms)}; it has no other time any more` : null],
     ["Topic", message.topic],
     ["Partition", message.partition?.toString()],
     ["Cluster", message.cluster],
@@ -87,18 +105,19 @@ async function showMessage(id) {
     ["Cancelled", message.cancelled ? "yes: it will not be delivered" : null],
     ...recordParts(message),
   ];
-  const buttons = message.cancelled ? [] : [
+  const changing = [
     button("Deliver now …", () => askDeliverNow(message)),
     button("Reschedule …", () => askReschedule(message)),
-    button("Cancel it …", () => askCancel(message)),
   ];
-  show("Message", parts, buttons);
+  const buttons = [...(message.attempts ? [] : changing), button("Cancel it …", () => askCancel(message))];
+  show("Message", parts, message.cancelled ? [] : buttons);
 }
 
 const named = (message) => `${message.id}, for ${message.topic}, due ${fromNow(message.due_at_ms, Date.now())}.`;
 
 function askCancel(message) {
   confirm({
+    back: "found",
     title: "Cancel this message?",
     text: `${named(message)} It will never be delivered.`,
     yes: "Cancel the message",
@@ -112,6 +131,7 @@ function askCancel(message) {
 
 function askDeliverNow(message) {
   confirm({
+    back: "found",
     title: "Deliver this message now?",
     text: named(message),
     yes: "Deliver it now",
@@ -126,11 +146,13 @@ function askDeliverNow(message) {
 function askReschedule(message) {
   const field = (text, name, more) => make("label", {}, text, make("input", { name, autocomplete: "off", ...more }));
   confirm({
+    back: "found",
     title: "Give this message another time",
     text: `${named(message)} Fill in one of the two.`,
     yes: "Reschedule",
     fields: [field("In (such as 90s, 1h30m, 7d)", "in"), field("Or at, in your time", "at", { type: "datetime-local", step: "1" })],
     act: async (given) => {
+      if (Boolean(given.in) === Boolean(given.at)) throw new Problem(422, "unreadable", "Fill in one of the two.");
       const due = { ...(given.in && { in: given.in }), ...(given.at && { at: asInstant(given.at) }) };
       const again = await post(`${pathOf(message.id)}/reschedule`, due);
       gone(message);

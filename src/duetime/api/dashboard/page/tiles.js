@@ -3,7 +3,8 @@
 import { byId, make } from "./dom.js";
 import { count, duration, instant, rate } from "./format.js";
 
-// Each tile: what it is called, and of a look: a value, words about it, whether it is bad.
+// Each tile: what it is called, and of a look: a value, words about it, whether it is bad; and what
+// lists the messages that it counts, where something can.
 const TILES = [
   ["Leader", ({ status, at_ms }) => ({
     words: true,
@@ -12,24 +13,24 @@ const TILES = [
     bad: !status.leader,
   })],
   ["Standing by", ({ status }) => ({ value: count(status.standbys.length), about: status.standbys.join(", ") })],
-  ["Waiting", ({ status }) => ({ value: count(status.waiting), about: "in the store" })],
+  ["Waiting", ({ status }) => ({ value: count(status.waiting), about: "in the store" }), "waiting"],
   ["Late", ({ status }) => ({
     value: count(status.late),
     about: status.late ? `the oldest by ${duration(status.lag_ms)}` : "nothing",
     bad: status.late > 0,
-  })],
+  }), "late"],
   ["Lateness", ({ lateness }) => late(lateness)],
   ["Taken in", ({ totals }, rates) => perSecond(rates.in, totals.taken_in)],
   ["Left the wheel", ({ totals }, rates) => perSecond(rates.out, totals.released)],
-  ["Rejected", ({ totals }) => sum(totals.rejected, "rejected", "List them")],
-  ["Failed attempts", ({ totals }) => ({ ...sum(totals.failed), about: "tried again, or dead" })],
+  ["Rejected", ({ totals }) => sum(totals.rejected), "rejected"],
+  ["Failed attempts", ({ totals }) => ({ ...sum(totals.failed), about: "so far; tried again:" }), "failed"],
   ["Rescued", ({ status }) => (status.rescued == null ? UNKNOWN : {
     value: count(status.rescued),
     about: "past due when taken up, since it leads",
-  })],
-  ["Dead letters", ({ totals }) => sum(totals.dead, "dead", "List them")],
+  }), "rescued"],
+  ["Dead letters", ({ totals }) => sum(totals.dead), "dead"],
   ["Queries", ({ status }) => queries(status.queries)],
-  ["Spooled", ({ spooled }) => ({
+  ["Spooled", ({ spooled }) => (spooled == null ? { ...UNKNOWN, about: "the file cannot be read", bad: true } : {
     value: count(spooled),
     about: spooled ? "accepted, and not in Kafka yet" : "on this API's disk",
     bad: spooled > 0,
@@ -65,19 +66,19 @@ function perSecond(now, total) {
   return { value: now == null ? "…" : `${rate(now)}/s`, about: `${count(total)} so far` };
 }
 
-function sum(number, section = null, link = null) {
-  if (number == null) return UNKNOWN;
-  return { value: count(number), about: "so far", section, link };
-}
+const sum = (number) => (number == null ? UNKNOWN : { value: count(number), about: "so far" });
 
 const shown = new Map();
 
-export function beginTiles(open) {
-  for (const [name] of TILES) {
+// `lists` has by name what to do when somebody wants to see what a tile counts.
+export function beginTiles(lists) {
+  for (const [name, , list] of TILES) {
     const value = make("div", { class: "value" }, "…");
-    const about = make("div", { class: "about" });
-    const tile = make("div", { class: "tile" }, make("dt", {}, name), make("dd", {}, value, about));
-    shown.set(name, { tile, value, about, open });
+    const about = make("span");
+    const more = list ? [" ", link(name, lists[list])] : [];
+    const said = make("dd", {}, value, make("div", { class: "about" }, about, ...more));
+    const tile = make("div", { class: "tile" }, make("dt", {}, name), said);
+    shown.set(name, { tile, value, about });
     byId("tiles").append(tile);
   }
 }
@@ -93,21 +94,14 @@ export function showSpooled(spooled) {
 }
 
 function showTile(name, said) {
-  const { tile, value, about, open } = shown.get(name);
+  const { tile, value, about } = shown.get(name);
   value.textContent = said.value;
   value.classList.toggle("words", Boolean(said.words));
   tile.dataset.state = said.bad ? "bad" : "good";
-  if (!said.link) about.textContent = said.about;
-  else if (!about.querySelector("a")) about.replaceChildren(link(said, name, open));
+  about.textContent = said.about;
 }
 
-function link({ section, link: text }, name, open) {
-  const act = (event) => {
-    event.preventDefault();
-    open(section);
-  };
-  return make("a", { href: `#${section}`, click: act, "aria-label": `${text}: ${name}` }, text);
-}
+const link = (name, list) => make("button", { type: "button", class: "plain", click: list, "aria-label": `List them: ${name}` }, "List them");
 
 // How the connection is: `state` for the eye, the text for everybody.
 export function showConnection(state, text) {

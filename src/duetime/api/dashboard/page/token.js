@@ -27,12 +27,12 @@ function ask(refused) {
       sessionStorage.setItem(NAME, field.value);
       field.value = "";
       byId("forget").hidden = false;
-      dialog.oncancel = null;
+      dialog.onclose = null;
       resolve();
     };
     dialog.querySelector("form").onsubmit = submitted;
-    // Without one there is nothing to see.
-    dialog.oncancel = (event) => event.preventDefault();
+    // Without one there is nothing to see. A browser lets Escape close it the second time at least.
+    dialog.onclose = () => dialog.showModal();
     dialog.showModal();
   });
 }

@@ -1,6 +1,6 @@
 // What waits, drawn over time, from the next minute to years.
 
-import { bins, reach, roundUp, total } from "./bins.js";
+import { BARS, bins, reach, roundUp, total } from "./bins.js";
 import { button, byId, draw, make, table } from "./dom.js";
 import { compact, count, instant, tick } from "./format.js";
 
@@ -11,7 +11,7 @@ const ZOOMS = [
 ];
 const HEIGHT = 190, TOP = 8, BOTTOM = 22, LEFT = 44;
 
-let look = null, zoom = "hour", here = null, choose;
+let look = null, zoom = "hour", here = null, drawn = null, choose;
 
 // `chosen` is called with the two instants of a bar.
 export function beginWaiting(chosen) {
@@ -22,6 +22,14 @@ export function beginWaiting(chosen) {
     byId("zoom").append(make("label", {}, radio, make("span", {}, name)));
   }
   new ResizeObserver(() => show()).observe(byId("waiting"));
+  // At what stays: bars are drawn anew while somebody presses one.
+  const there = byId("waiting");
+  there.addEventListener("pointermove", (event) => point(indexAt(event)));
+  there.addEventListener("pointerleave", () => point(null));
+  there.addEventListener("click", (event) => {
+    const bar = drawn?.found.bars[indexAt(event)];
+    if (bar) choose(bar.from, bar.to);
+  });
 }
 
 export function showWaiting(seen) {
@@ -29,31 +37,45 @@ export function showWaiting(seen) {
   show();
 }
 
+function indexAt({ clientX }) {
+  if (!drawn) return null;
+  const { left, width } = byId("waiting").getBoundingClientRect();
+  const x = ((clientX - left) / width) * drawn.width;
+  const index = Math.floor((x - LEFT) / drawn.step);
+  return index in drawn.found.bars ? index : null;
+}
+
+function point(index) {
+  if (index === here) return;
+  here = index;
+  redraw();
+}
+
 function show() {
   if (!look) return;
   const { slots } = look.pending;
   const widthMs = ZOOMS.find(([name]) => name === zoom)[1] ?? reach(slots, look.at_ms);
-  const found = bins(slots, look.at_ms, widthMs);
-  byId("waiting").replaceChildren(chart(found, widthMs));
-  showTable(found);
-  tell(found);
+  const width = Math.max(280, byId("waiting").clientWidth);
+  drawn = { found: bins(slots, look.at_ms, widthMs), widthMs, width, step: (width - LEFT) / BARS };
+  redraw();
+  showTable(drawn.found);
 }
 
-function chart({ bars, beyond }, widthMs) {
-  const width = Math.max(280, byId("waiting").clientWidth), floor = HEIGHT - BOTTOM;
+function redraw() {
+  byId("waiting").replaceChildren(chart(drawn));
+  tell(drawn.found);
+}
+
+function chart({ found: { bars, beyond }, widthMs, width, step }) {
+  const floor = HEIGHT - BOTTOM;
   const most = roundUp(Math.max(...bars.map(total)));
-  const step = (width - LEFT) / bars.length;
   const y = (number) => floor - (number / most) * (floor - TOP);
   const columns = bars.flatMap((bar, index) => column(bar, LEFT + index * step, step, y));
-  const touch = bars.map((bar, index) => draw("rect", {
-    class: index === here ? "touch here" : "touch", x: LEFT + index * step, y: TOP, width: step, height: floor - TOP,
-    pointerenter: () => { here = index; tell({ bars, beyond }); },
-    pointerleave: () => { here = null; tell({ bars, beyond }); },
-    click: () => choose(bar.from, bar.to),
-  }));
+  const mark = { class: "here", x: LEFT + here * step, y: TOP, width: step, height: floor - TOP };
   const label = summary(bars, beyond);
   return draw("svg", { role: "img", "aria-label": label, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}` },
-    ...grid(most, y, width), ...times(bars, widthMs, width, floor), ...columns, ...touch);
+    ...grid(most, y, width), ...times(bars, widthMs, width, floor), ...columns,
+    ...(here == null ? [] : [draw("rect", mark)]));
 }
 
 function column(bar, x, step, y) {
