@@ -9,6 +9,7 @@
     ├── Paused              the leader stood still for so long that another leads
     ├── UnknownMessage      nothing that waits has this id, and no series this name
     ├── TooLate             the message is delivered, or about to be
+    ├── Refused             the HTTP API refuses, for a reason that only HTTP has
     └── InvalidMessage      this message or time cannot be taken; `reason` says why
 
 Every error has a fixed `reason`, the same word in the rejected record's header, on the command
@@ -124,6 +125,14 @@ class TooLate(DuetimeError):
     """The message is delivered already, or about to be."""
 
     reason = Reason.TOO_LATE
+
+
+class Refused(DuetimeError):
+    """The HTTP API refuses, for a reason that only HTTP has."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
 
 
 class InvalidMessage(DuetimeError, ValueError):

@@ -1,19 +1,30 @@
 """The API in a thread of this process, on a real broker, whose wheel is filled by hand."""
 
+import os
+import shutil
 import threading
 from contextlib import ExitStack
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from tests.conftest import eventually
+from playwright.sync_api import expect, sync_playwright
+from tests.conftest import WheelWriter, created_topics, eventually, small_settings
 
 from duetime.api.address import url
 from duetime.api.serve import server
 from duetime.config import Settings
 from duetime.local.ports import free_port
+from duetime.message import WAITING_HEADERS, MessageId
 
 #: No Kafka: nothing listens there.
 NOWHERE = Settings(bootstrap="127.0.0.1:1", wheel_levels=3)
+
+#: What a test may wait for something to be seen: a look at Kafka every 2 s, on a busy machine.
+PATIENCE_MS = 20_000
+
+#: What is in the page itself, or made by it.
+INLINE = {"data", "blob", "about"}
 
 
 def alike(settings, directory):
@@ -65,6 +76,85 @@ def alone(tmp_path_factory):
     with httpx.Client(base_url=url(settings), timeout=30) as client:
         yield client
     running.stop()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Where there is no Chromium, tests are skipped on a laptop and fail in CI."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        assert not os.environ.get("CI")
+        pytest.skip("there is no chromium: install it (Debian: apt install chromium)")
+    own = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=own)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def look(browser):
+    """Opens the page of these settings; at the end nothing may have gone wrong in it.
+
+    Nor may it have asked any other host: it works where there is no other.
+    """
+    contexts, wrong = [], []
+
+    def opened(where, *, clock=False, **options):
+        begin = where if isinstance(where, str) else url(where)
+        contexts.append(browser.new_context(locale="en-GB", **options))
+        contexts[-1].set_default_timeout(PATIENCE_MS)
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if is_wrong(said) else None)
+        contexts[-1].on(
+            "request", lambda asked: wrong.append(asked.url) if is_far(asked, begin) else None
+        )
+        if clock:
+            page.clock.install()
+        page.goto(begin)
+        return page
+
+    expect.set_options(timeout=PATIENCE_MS)
+    yield opened
+    for each in contexts:
+        each.close()
+    assert wrong == []
+
+
+def is_far(asked, begin):
+    """Whether a request goes to another host, or to another port, than the page came from."""
+    own, other = urlsplit(begin), urlsplit(asked.url)
+    return other.scheme not in INLINE and other[:2] != own[:2]
+
+
+def is_wrong(said):
+    """An answer that is a problem, or none at all, is no fault of the page."""
+    return said.type == "error" and not said.text.startswith("Failed to load resource")
+
+
+@pytest.fixture(scope="module")
+def served(broker, tmp_path_factory):
+    """The settings of one API that the tests share: each has topics of its own."""
+    settings = alike(small_settings(broker.bootstrap), tmp_path_factory.mktemp("api"))
+    with created_topics(settings):
+        running = Running(settings)
+        yield settings
+        running.stop()
+
+
+@pytest.fixture
+def waiting(served, now_ms):
+    return WheelWriter(served, now_ms)
+
+
+def failed(wheel, topic, retry_ms):
+    """Write one that is tried again then, was due two minutes before, and failed three times."""
+    identity = MessageId(due_ms=retry_ms - 120_000, unique=f"failed-{retry_ms}")
+    state = f"1::{retry_ms}:3:{identity.due_ms + 5}"
+    values = (topic, None, state, str(identity.due_ms), str(identity))
+    wheel.foreign(retry_ms, list(zip(WAITING_HEADERS, values, strict=True)))
+    return identity
 
 
 def problem_of(answer):

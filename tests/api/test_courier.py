@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.api.conftest import NOWHERE, problem_of
+from tests.api.made_kafka import MadeKafka
 from tests.conftest import eventually
 
 from duetime.api.spool import Spool
@@ -15,23 +16,21 @@ from duetime.errors import KafkaError, RecordRefused
 from duetime.metrics import API_REFUSED
 
 
-class ListedKafka:
+class ListedKafka(MadeKafka):
     """A producer whose records arrive when it is open, but for those that are too large."""
 
     def __init__(self):
+        super().__init__()
         self.arrived = []
         self.refused = ()
         self.is_open = threading.Event()
         self._waiting = []
 
-    def __call__(self, *_, **__):
-        return self
-
     def send(self, record, report):
         self._waiting.append((record, report))
 
-    def poll(self, timeout_s):
-        if not self.is_open.wait(timeout_s):
+    def poll(self):
+        if not self.is_open.is_set():
             return
         # As librdkafka does: what is sent together is refused together.
         waiting, self._waiting = self._waiting, []
@@ -40,22 +39,17 @@ class ListedKafka:
             if not bad:
                 self.arrived.append(record.id.unique)
             report(RecordRefused("too large") if bad else None, str(record.id))
-        self.is_open.wait(0.01)
-
-    def flush(self, _):
-        return 0
 
 
 @pytest.fixture
 def kafka(monkeypatch):
     listed = ListedKafka()
-    monkeypatch.setattr("duetime.api.courier.Producer", listed)
-    monkeypatch.setattr(
-        "duetime.api.courier.arrived",
-        lambda _, taken: {each for each in taken if each.partition("-")[2] in listed.arrived},
+    listed.install(
+        monkeypatch,
+        name_of=lambda each: each.partition("-")[2],
+        acknowledge_s=0.1,
+        ask_again_s=0.05,
     )
-    monkeypatch.setattr("duetime.api.courier.ACKNOWLEDGE_S", 0.1)
-    monkeypatch.setattr("duetime.api.courier.ASK_AGAIN_S", 0.05)
     return listed
 
 
@@ -112,6 +106,38 @@ def test_a_disk_that_takes_nothing_says_when_to_try_again(serving, kafka, monkey
     answer = post(client, "a")
     assert problem_of(answer) == (503, "spool-failed")
     assert int(answer.headers["retry-after"]) > 0
+
+
+def test_what_no_disk_took_may_arrive_and_a_second_try_waits_for_that(serving, kafka, monkeypatch):
+    client = serving(NOWHERE)
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "_put", failing_put)
+        assert post(client, "a").status_code == 503
+        # Nothing more is handed over: it is known that Kafka does not answer.
+        assert post(client, "b").status_code == 503
+    with ThreadPoolExecutor() as pool:
+        again = pool.submit(post, client, "a")
+        assert post(client, "b", "c").status_code == 202
+        assert not again.done()
+        kafka.is_open.set()
+        assert again.result().status_code == 201
+
+    eventually(lambda: len(kafka.arrived) == 3)
+    assert kafka.arrived == ["a", "b", "c"]
+
+
+def test_the_same_request_again_has_the_same_status(serving, kafka):
+    client = serving(NOWHERE)
+    kafka.is_open.set()
+    assert post(client, "early").status_code == 201
+    kafka.is_open.clear()
+    assert post(client, "late").status_code == 202
+    assert post(client, "early").status_code == 201
+    assert post(client, "early", "late").status_code == 202
+    kafka.is_open.set()
+    eventually(lambda: kafka.arrived == ["early", "late"])
+    assert post(client, "late").status_code == 202
+    assert post(client, "early", "new").status_code == 201
 
 
 def failing_put(*_):

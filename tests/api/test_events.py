@@ -7,6 +7,8 @@ import pytest
 from confluent_kafka import Producer
 from tests.api.conftest import problem_of
 
+from duetime.api.models import Look
+from duetime.api.problems import Problem
 from duetime.connection import librdkafka_properties
 from duetime.topics import TopicNames
 
@@ -46,6 +48,9 @@ def test_events_tell_what_waits_and_what_came_in_again_and_again(api, wheel, set
 
     assert second["totals"]["taken_in"] == second["totals"]["rejected"] == 1
     assert second["at_ms"] > first["at_ms"]
+    # What is said is what is documented, no more and no less.
+    for look in (first, second):
+        assert Look.model_validate(look, strict=True).model_dump() == look
 
 
 def test_while_kafka_is_down_events_say_so_and_what_is_spooled(alone, monkeypatch):
@@ -54,6 +59,9 @@ def test_while_kafka_is_down_events_say_so_and_what_is_spooled(alone, monkeypatc
     with events(alone) as heard:
         name, trouble = next(heard)
     assert (name, trouble["problem"]["reason"], trouble["spooled"]) == ("trouble", "kafka", 1)
+    assert trouble.keys() == {"problem", "spooled"}
+    problem = Problem.model_validate(trouble["problem"], strict=True)
+    assert problem.model_dump() == trouble["problem"]
 
 
 @pytest.mark.system

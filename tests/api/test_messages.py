@@ -1,9 +1,12 @@
 """Messages by HTTP, on a real broker."""
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
-from tests.api.conftest import problem_of
+from confluent_kafka import OFFSET_END, Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from tests.api.conftest import failed, problem_of
+from tests.conftest import TRACE
 
+from duetime.clock import format_instant
 from duetime.connection import librdkafka_properties
 from duetime.message import MessageId
 
@@ -28,7 +31,7 @@ def test_a_message_arrives_in_the_intake_with_all_its_parts(api, settings):
         "topic": "orders",
         "value": "größe",
         "key": "k",
-        "headers": {"a": "1", "none": None},
+        "headers": {"a": "1", "none": None} | {name: text.decode() for name, text in TRACE},
         "at": "2020-01-01T00:00:00Z",
         "id": "order-17",
         "partition": 2,
@@ -48,6 +51,7 @@ def test_a_message_arrives_in_the_intake_with_all_its_parts(api, settings):
         ("due-partition", b"2"),
         ("a", b"1"),
         ("none", None),
+        *TRACE,
     ]
 
 
@@ -137,6 +141,29 @@ def test_what_waits_is_counted_by_slot(api, wheel, now_ms):
     assert slot["from_ms"] <= identity.due_ms < slot["to_ms"]
 
 
+def test_what_waits_is_counted_between_two_instants(api, wheel, settings, now_ms):
+    due = [now_ms + each for each in (10_000, 40_000, 10 * MINUTE_MS)]
+    slots = []
+    for count, due_ms in enumerate(due, 1):
+        for _ in range(count):
+            wheel.message("orders", due_ms)
+        (slot,) = pending(api, due_ms, due_ms + 1)["slots"]
+        assert slot["from_ms"] <= due_ms < slot["to_ms"]
+        assert slot["count"] == count
+        slots.append(slot)
+
+    assert pending(api, None, due[2] + 1) == {"pending": 6, "slots": slots}
+    assert pending(api, due[0] + settings.wheel_tick_ms, None) == {"pending": 5, "slots": slots[1:]}
+    # The end of the range is not in it, and the end of a slot not in the slot.
+    assert pending(api, slots[0]["to_ms"], slots[1]["from_ms"]) == {"pending": 0, "slots": []}
+
+
+def pending(api, from_ms, to_ms):
+    bounds = {"from": from_ms, "to": to_ms}
+    query = {name: format_instant(ms) for name, ms in bounds.items() if ms is not None}
+    return api.get("/v1/pending", params=query).json()
+
+
 def test_a_cancel_has_a_definite_answer(api, wheel, now_ms, monkeypatch):
     monkeypatch.setattr("duetime.cancelling.ARRIVAL_MS", 200)
     waiting = wheel.message("orders", now_ms + MINUTE_MS)
@@ -148,6 +175,44 @@ def test_a_cancel_has_a_definite_answer(api, wheel, now_ms, monkeypatch):
     assert problem_of(api.delete(f"/v1/messages/{gone}")) == (409, "too-late")
     assert problem_of(api.delete(f"/v1/messages/{nobody}")) == (404, "unknown-message")
     assert problem_of(api.delete("/v1/messages/order-17")) == (422, "bad-id")
+
+
+def test_who_asks_for_a_cancel_again_is_answered_alike_when_nothing_is_left_to_tell(
+    api, wheel, settings, now_ms
+):
+    identity = wheel.message("orders", now_ms + MINUTE_MS)
+    wheel.cancel(identity)
+
+    assert api.delete(f"/v1/messages/{identity}").status_code == 204
+    empty_wheel(settings)
+    assert problem_of(api.get(f"/v1/messages/{identity}")) == (404, "unknown-message")
+    assert api.delete(f"/v1/messages/{identity}").status_code == 204
+
+
+def empty_wheel(settings):
+    """As it is once its slots were settled."""
+    admin = AdminClient(librdkafka_properties(settings))
+    slots = [
+        TopicPartition(f"{settings.namespace}.wheel.{level}", each, OFFSET_END)
+        for level in range(settings.wheel_levels)
+        for each in range(settings.wheel.ring)
+    ]
+    for freed in admin.delete_records(slots).values():
+        freed.result()
+
+
+def test_what_cannot_be_rescheduled_is_refused_and_nothing_is_changed(api, wheel, settings, now_ms):
+    identity = wheel.message("orders", now_ms + MINUTE_MS)
+    nobody = MessageId(due_ms=now_ms + MINUTE_MS, unique="nobody")
+
+    def refused(which, due):
+        return problem_of(api.post(f"/v1/messages/{which}/reschedule", json=due))
+
+    assert refused(identity, {"in": "365d"}) == (422, "beyond-wheel")
+    assert refused(nobody, {"in": "30m"}) == (404, "unknown-message")
+    assert api.get(f"/v1/messages/{identity}").json()["cancelled"] is False
+    api.post("/v1/messages", json={"topic": "t", "in": "1m", "value": "only this"})
+    assert [each.value() for each in taken_in(settings, 1)] == [b"only this"]
 
 
 def test_a_message_is_rescheduled_or_delivered_now_under_a_new_id(api, wheel, settings, now_ms):
@@ -176,6 +241,7 @@ def test_status_health_and_metrics_are_answered(api):
         "late": 0,
         "lag_ms": 0,
         "rescued": None,
+        "rescues": [],
         "queries": {},
     }
     assert "duetime_api_request_seconds_bucket" in api.get("/metrics").text
@@ -184,3 +250,25 @@ def test_status_health_and_metrics_are_answered(api):
 def test_where_there_is_nothing_a_problem_says_so(api):
     assert problem_of(api.get("/v1/nothing")) == (404, "not-found")
     assert problem_of(api.put("/v1/messages")) == (405, "method-not-allowed")
+
+
+def test_what_failed_is_listed_by_its_next_attempt_page_by_page(api, wheel, now_ms):
+    at = [now_ms + MINUTE_MS + each for each in range(4)]
+    expected = [str(wheel.message("orders", at[0])), str(failed(wheel, "orders", at[1]))]
+    expected += [str(failed(wheel, "orders", at[2])), str(wheel.message("orders", at[3]))]
+
+    pages, query = [], {"limit": 2}
+    while not pages or query["cursor"]:
+        page = api.get("/v1/messages", params=query).json()
+        pages += [[each["id"] for each in page["messages"]]]
+        query["cursor"] = page["cursor"]
+
+    assert pages == [expected[:2], expected[2:]]
+    (first, second) = api.get("/v1/messages", params={"failed": True}).json()["messages"]
+    assert [first["id"], second["id"]] == expected[1:3]
+    assert (first["due_at_ms"], first["attempts"]) == (at[1], 3)
+    assert first["failed_ms"] == at[1] - 120_000 + 5
+    path = f"/v1/messages/{expected[1]}"
+    shown = api.get(path, params={"retry_ms": first["due_at_ms"]}).json()
+    assert (shown["value"], shown["attempts"]) == ("foreign", 3)
+    assert problem_of(api.get(path, params={"retry_ms": at[2]})) == (404, "unknown-message")

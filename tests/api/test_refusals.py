@@ -9,7 +9,9 @@ from tests.api.conftest import NOWHERE, problem_of
 
 from duetime.api.keys import Keys
 from duetime.api.wanted import NewMessage
+from duetime.clock import SystemClock
 from duetime.errors import KafkaError
+from duetime.message import MessageId
 
 
 @pytest.mark.parametrize(
@@ -37,15 +39,70 @@ def test_what_cannot_be_taken_is_refused_with_the_intakes_reason(alone, message,
     assert problem_of(alone.post("/v1/messages", json=message)) == (status, reason)
 
 
-def test_a_body_that_is_no_json_is_refused(alone):
+@pytest.mark.parametrize(
+    ("due", "reason"),
+    [
+        ({}, "no-due-time"),
+        ({"in": "1s", "at": "2026-12-24T18:00:00Z"}, "two-due-times"),
+        ({"at": "2026-12-24T18:00:00"}, "bad-due-time"),
+        ({"in": "-1s"}, "bad-due-time"),
+        ({"in": "soon"}, "bad-due-time"),
+        ({"in": "1s", "topic": "t"}, "unreadable"),
+    ],
+)
+def test_a_message_gets_no_other_time_that_is_none(alone, due, reason):
+    identity = MessageId(due_ms=SystemClock().now_ms() + 60_000, unique="waits")
+    answer = alone.post(f"/v1/messages/{identity}/reschedule", json=due)
+    assert problem_of(answer) == (422, reason)
+
+
+@pytest.mark.parametrize("left_ms", [-60_000, 0, 6_000])
+@pytest.mark.parametrize("change", [("reschedule", {"in": "30m"}), ("deliver-now", None)])
+def test_a_message_that_is_due_or_soon_gets_no_other_time(alone, left_ms, change):
+    how, due = change
+    identity = MessageId(due_ms=SystemClock().now_ms() + left_ms, unique="on-its-way")
+    answer = alone.post(f"/v1/messages/{identity}/{how}", json=due)
+    assert problem_of(answer) == (409, "too-late")
+
+
+def test_what_is_no_id_is_refused_with_its_reason(alone):
+    for how in ("reschedule", "deliver-now"):
+        answer = alone.post(f"/v1/messages/order-17/{how}", json={"in": "1s"})
+        assert problem_of(answer) == (422, "bad-id")
+
+
+@pytest.mark.parametrize("bound", ["from", "to"])
+@pytest.mark.parametrize("instant", ["tomorrow", "", "2026-12-24T18:00:00"])
+def test_what_waits_is_counted_from_and_to_an_instant_with_a_zone(alone, bound, instant):
+    answer = alone.get("/v1/pending", params={bound: instant})
+    assert problem_of(answer) == (422, "bad-due-time")
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff", b'"\xff"'])
+def test_a_body_that_is_no_json_is_refused(alone, body):
     headers = {"content-type": "application/json"}
-    answer = alone.post("/v1/messages", content=b"{", headers=headers)
+    answer = alone.post("/v1/messages", content=body, headers=headers)
     assert problem_of(answer) == (400, "not-json")
 
 
-def test_a_problem_repeats_nothing_of_a_payload(alone):
-    message = {"topic": "t", "in": "1s", "value": "secret", "value_base64": "c2VjcmV0", "key": 5}
-    assert "secret" not in alone.post("/v1/messages", json=message).text
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"value_base64": "c2VjcmV0", "key": 5},
+        {"key": ["secret"]},
+        {"key_base64": "secret"},
+        {"headers": {"h": ["secret"]}},
+        {"headers": {"due-topic": "secret"}},
+        {"headers": {"due-expires-ms": "secret"}},
+        {"topic": "..", "id": "a b", "partition": -1},
+        {"in": "soon"},
+    ],
+)
+def test_a_problem_repeats_no_key_no_value_and_no_header(alone, wrong):
+    given = {"topic": "t", "in": "1s", "key": "secret", "value": "secret"}
+    answer = alone.post("/v1/messages", json=given | {"headers": {"h": "secret"}} | wrong)
+    assert answer.status_code == 422
+    assert "secret" not in answer.text
 
 
 def test_the_same_id_twice_is_the_same_message_with_the_same_answer(alone):
@@ -83,12 +140,13 @@ def test_the_oldest_ids_are_forgotten():
     async def forgets():
         keys = Keys(most=2)
         messages, records = noted("m0", "m1", "m2")
-        async with keys.sending(messages, records) as fresh:
-            assert fresh == records
+        async with keys.sending(messages, records) as sending:
+            assert sending.fresh == records
+            sending.took(in_kafka=True)
         assert keys.due_ms(messages[0]) is None
         assert keys.due_ms(messages[2]) == 300_000
-        async with keys.sending(messages[1:], records[1:]) as fresh:
-            assert fresh == []
+        async with keys.sending(messages[1:], records[1:]) as sending:
+            assert sending.fresh == []
 
     asyncio.run(forgets())
 
@@ -96,8 +154,8 @@ def test_the_oldest_ids_are_forgotten():
 def test_an_id_that_comes_twice_in_a_batch_is_sent_once():
     async def sends():
         messages, records = noted("a", "b", "a")
-        async with Keys().sending(messages, records) as fresh:
-            assert fresh == records[:2]
+        async with Keys().sending(messages, records) as sending:
+            assert sending.fresh == records[:2]
 
     asyncio.run(sends())
 
@@ -108,11 +166,12 @@ def test_of_two_tries_at_once_the_second_sends_only_if_the_first_fails(fails):
         keys, sent, over = Keys(), [], asyncio.Event()
 
         async def one(*names):
-            async with keys.sending(*noted(*names)) as fresh:
-                sent.append([each.id.unique for each in fresh])
+            async with keys.sending(*noted(*names)) as sending:
+                sent.append([each.id.unique for each in sending.fresh])
                 await over.wait()
                 if fails and len(sent) == 1:
                     raise KafkaError("not now")
+                sending.took(in_kafka=True)
 
         async with asyncio.timeout(5):
             tries = [asyncio.create_task(one(*names)) for names in ("ab", "ba", "bc")]

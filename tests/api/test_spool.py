@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import count
 
 import httpx
 import pytest
@@ -57,9 +58,19 @@ def test_what_arrived_is_gone_and_what_did_not_is_taken_again(spool):
     spool.remove([first.number])
 
     assert spool.taken() == {str(each.record.id): 7 for each in (second, third)}
-    spool.settle([str(second.record.id)])
+    spool.settle(spool.taken(), [str(second.record.id)])
 
     assert [each.record for each in spool.take(9, now_ms=8)] == [record(2), record(3)]
+
+
+def test_what_is_taken_meanwhile_stays_taken(spool):
+    spool.put([record(0)], taken_ms=7)
+    looked_for = spool.taken()
+    spool.put([record(1)], taken_ms=8)
+    spool.settle(looked_for, [])
+
+    assert spool.taken() == {str(record(1).id): 8}
+    assert [each.record for each in spool.take(9, now_ms=9)] == [record(0)]
 
 
 def test_the_same_message_is_kept_once(spool):
@@ -72,7 +83,7 @@ def test_what_is_set_aside_is_never_taken_again_and_does_not_count(spool):
     spool.put([record(each) for each in range(2)])
     first, _ = spool.take(2, now_ms=7)
     spool.set_aside(first.number)
-    spool.settle([])
+    spool.settle(spool.taken(), [])
 
     assert [each.record for each in spool.take(9, now_ms=8)] == [record(1)]
     assert spool.depth() == 1
@@ -104,6 +115,19 @@ def test_a_full_spool_takes_nothing_and_loses_nothing(spool):
 def scheduled_large(number):
     wanted = Wanted(topic="orders", value=b"x" * 600_000)
     return scheduled(wanted, NOWHERE, due_ms=1_000, now_ms=2_000, unique=f"l{number}")
+
+
+def test_every_write_is_on_the_disk_before_it_is_answered(spool):
+    """So nothing accepted is lost by a power cut: FULL is an fsync of the log at each commit."""
+    full = 2
+    assert spool._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert spool._db.execute("PRAGMA synchronous").fetchone() == (full,)
+
+
+def test_nobody_else_reads_what_is_in_it(spool, tmp_path):
+    spool.put([record(1)])
+    assert {each.name for each in tmp_path.iterdir()} == {"spool.db", "spool.db-wal"}
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
 
 
 def test_two_do_not_share_a_spool(spool, tmp_path):
@@ -203,7 +227,7 @@ class Load:
 
     def __init__(self, settings):
         self._url = f"{url(settings)}/v1/messages"
-        self._number = 0
+        self._numbers = count(1)
         self.accepted = []
 
     def __enter__(self):
@@ -220,17 +244,23 @@ class Load:
         wanted = len(self.accepted) + count
         eventually(lambda: len(self.accepted) >= wanted)
 
+    def message(self):
+        return message(next(self._numbers))
+
+    def note(self, sent, status):
+        if status in (201, 202):
+            self.accepted.append(sent["id"])
+
     def _send(self):
         with httpx.Client(timeout=10) as client:
             while not self._ended.is_set():
-                self._number += 1
+                sent = self.message()
                 try:
-                    answer = client.post(self._url, json=message(self._number))
+                    answer = client.post(self._url, json=sent)
                 except httpx.TransportError:
-                    time.sleep(0.01)
+                    self._ended.wait(0.01)
                     continue
-                if answer.status_code in (201, 202):
-                    self.accepted.append(f"m{self._number}")
+                self.note(sent, answer.status_code)
 
 
 def api_process(settings):

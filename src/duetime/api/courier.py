@@ -14,7 +14,6 @@ together. What is refused alone, too, is the sender's mistake, or is set aside i
 
 import asyncio
 import logging
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self
@@ -22,7 +21,7 @@ from typing import Any, Self
 from duetime.api.clerk import Clerk
 from duetime.api.parcel import Parcel, Refusals
 from duetime.api.readback import arrived
-from duetime.api.spool import Spool, Spooled, SpoolFull
+from duetime.api.spool import NotKept, Spool, Spooled, SpoolFull
 from duetime.client import Producer
 from duetime.clock import Clock
 from duetime.config import Settings
@@ -36,8 +35,8 @@ log = logging.getLogger(__name__)
 #: How long Kafka may take to acknowledge before the spool answers for it, in seconds.
 ACKNOWLEDGE_S = 1.0
 
-#: How long the thread waits for a report before it looks whether it is to end, in seconds.
-POLL_S = 0.1
+#: How often is looked for reports while some are due, in seconds.
+POLL_S = 0.001
 
 #: How long what is under way may take to arrive at the end, in seconds: it is spooled anyway.
 FLUSH_S = 0.5
@@ -64,8 +63,6 @@ class Courier:
         self._spool = spool
         self._clock = clock
         self._producer = Producer(settings, **FOR_EVER)
-        self._ended = threading.Event()
-        self._poller = threading.Thread(target=self._poll, name="courier", daemon=True)
         self._clerk = Clerk(spool)
         #: Whether the last one that was to be spooled found no room.
         self.is_full = False
@@ -74,6 +71,9 @@ class Courier:
         #: Whether records have to queue behind others in the spool.
         self._spooling = spool.depth() > 0
         self._putting = 0
+        #: What was handed over and is not reported yet.
+        self._under_way: set[asyncio.Future[Refusals]] = set()
+        self._handed_over = asyncio.Event()
         #: The numbers of what was handed over before it was spooled.
         self._arriving: dict[asyncio.Future[Refusals], Sequence[int]] = {}
         self._filled = asyncio.Event()
@@ -82,20 +82,20 @@ class Courier:
         self._emptied = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._poller.start()
         if self._spooling:
             self._filled.set()
+        self._poller = asyncio.create_task(self._poll())
         self._drainer = asyncio.create_task(self._drain(crashed=self._spooling))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """What has not arrived by then stays in the spool."""
-        self._drainer.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._drainer
-        await asyncio.to_thread(self._producer.flush, FLUSH_S)
-        self._ended.set()
-        await asyncio.to_thread(self._poller.join)
+        await _cancelled(self._drainer)
+        await _cancelled(self._poller)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                while self._producer.flush(0.0):  # noqa: ASYNC110 (only it tells)
+                    await asyncio.sleep(POLL_S)
         self._clerk.close()
 
     async def send(self, records: Sequence[Outgoing]) -> bool:
@@ -103,8 +103,6 @@ class Courier:
 
         Raises KafkaError, RecordRefused, SpoolFull, SpoolFailed.
         """
-        if not records:
-            return not self._spooling
         if self._spooling and self._ending:
             await self._end_of_spool()
         if self._spooling:
@@ -157,19 +155,22 @@ class Courier:
         self._spooling = True
         self._emptied.clear()
         self._putting += 1
+        numbers: Sequence[int] = ()
         try:
             numbers = await self._clerk.keep(records, taken_ms)
-        except SpoolFull:
-            self.is_full = True
+        except NotKept as error:
+            self.is_full = self.is_full or isinstance(error, SpoolFull)
+            error.arriving = arriving
             raise
         finally:
             self._putting -= 1
+            if arriving:
+                # Also what was not kept may arrive: it is before all that comes now.
+                self._arriving[arriving] = numbers
             self._filled.set()
         self.is_full = False
         API_MESSAGES.labels("spool").inc(len(records))
         API_SPOOLED.inc(len(numbers))
-        if arriving:
-            self._arriving[arriving] = numbers
 
     async def _drain(self, *, crashed: bool) -> None:
         """Hand over what is spooled, in order, for as long as there is any; again and again."""
@@ -240,27 +241,42 @@ class Courier:
 
     async def _read_back(self) -> None:
         """Find out what the last process, or a failed hand-over, has sent. Raises KafkaError."""
-        if self._arriving:
-            # Their client may still succeed.
-            await asyncio.wait(self._arriving)
-            self._arriving.clear()
+        # Their client may still succeed; others may be spooled as arriving meanwhile.
+        while waited := list(self._arriving):
+            await asyncio.wait(waited)
+            for each in waited:
+                del self._arriving[each]
         taken = await self._clerk.ask(self._spool.taken)
         found = await asyncio.to_thread(arrived, self._settings, taken)
-        await self._clerk.ask(self._spool.settle, found)
+        await self._clerk.ask(self._spool.settle, taken, found)
         API_SPOOLED.set(await self._clerk.ask(self._spool.depth))
         log.info("read back taken=%d arrived=%d", len(taken), len(found))
 
     def _hand_over(self, records: Sequence[Outgoing]) -> "asyncio.Future[Refusals]":
         """The future ends when all are reported: see Parcel."""
-        parcel = Parcel(asyncio.get_running_loop(), len(records))
+        parcel = Parcel(len(records))
+        self._under_way.add(parcel.arrived)
+        parcel.arrived.add_done_callback(self._under_way.discard)
         for record in records:
             try:
                 self._producer.send(record, parcel.reported)
             except KafkaError as error:
                 # The others are on their way: whoever waits must hear of them, too.
                 parcel.reported(error, str(record.id))
+        self._handed_over.set()
         return parcel.arrived
 
-    def _poll(self) -> None:
-        while not self._ended.is_set():
-            self._producer.poll(POLL_S)
+    async def _poll(self) -> None:
+        """Take reports in, here and not in a thread: it would wait for Python's lock at each."""
+        while True:
+            await self._handed_over.wait()
+            while self._under_way:
+                self._producer.poll()
+                await asyncio.sleep(POLL_S)
+            self._handed_over.clear()
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -2,31 +2,38 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 
 from duetime.api.desk import AtDesk, ByCaller
+from duetime.api.document import may_be
 from duetime.api.models import Dead, DeadPage, DeadSummary, Redriven, body
 from duetime.api.tokens import Caller
-from duetime.api.wanted import Redrive
+from duetime.api.wanted import Limit, Number, Redrive, Topic
 from duetime.clock import parse_instant
 from duetime.dead import DeadLetters, Selection
 from duetime.errors import InvalidMessage, Reason, UnknownMessage
 
-router = APIRouter(prefix="/v1/dead", tags=["dead letters"])
-
-#: The most letters in one answer.
-MOST = 1_000
+router = APIRouter(prefix="/v1/dead", tags=["dead letters"], responses=may_be(401))
 
 
-@router.get("")
+OfReason = Annotated[
+    str | None, Query(description="Those that died of this.", examples=["no-such-partition"])
+]
+Since = Annotated[
+    str | None,
+    Query(description="Dead since then: with a zone.", examples=["2026-12-24T00:00:00Z"]),
+]
+
+
+@router.get("", responses=may_be(422))
 def list_letters(  # noqa: PLR0913 (a parameter each)
     desk: AtDesk,
     caller: ByCaller,
     *,
-    topic: Annotated[str | None, Query(description="Those for this destination.")] = None,
-    reason: Annotated[str | None, Query(description="Those that died of this.")] = None,
-    since: Annotated[str | None, Query(description="Dead since then; with a zone.")] = None,
-    limit: Annotated[int, Query(ge=1, le=MOST)] = 50,
+    topic: Topic = None,
+    reason: OfReason = None,
+    since: Since = None,
+    limit: Limit = 50,
 ) -> DeadPage:
     """The latest dead letters that were not brought back, without what is in them."""
     selection = _selection(caller, topic, reason, since)
@@ -34,8 +41,8 @@ def list_letters(  # noqa: PLR0913 (a parameter each)
     return DeadPage(letters=[DeadSummary.model_validate(each) for each in seen])
 
 
-@router.get("/{number}")
-def show(number: Annotated[int, Path(ge=0)], desk: AtDesk, caller: ByCaller) -> Dead:
+@router.get("/{number}", responses=may_be(404, 422))
+def show(number: Number, desk: AtDesk, caller: ByCaller) -> Dead:
     """All about a dead letter."""
     letter = DeadLetters(desk.settings).find(number)
     if not caller.allows(letter.topic):
@@ -44,7 +51,7 @@ def show(number: Annotated[int, Path(ge=0)], desk: AtDesk, caller: ByCaller) -> 
     return Dead(**summary.model_dump(), **body(letter))
 
 
-@router.post("/redrive")
+@router.post("/redrive", responses=may_be(400, 413, 422, 429))
 def redrive(wanted: Redrive, desk: AtDesk, caller: ByCaller) -> Redriven:
     """Send dead letters once more, due now; each is brought back once, also by two at a time."""
     which = (wanted.numbers, wanted.topic, wanted.reason, wanted.since)

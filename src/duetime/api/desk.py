@@ -9,6 +9,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from duetime.api.cancels import Cancels
 from duetime.api.courier import Courier
 from duetime.api.keys import Keys
 from duetime.api.spool import Spool
@@ -30,6 +31,7 @@ class Desk:
     reader: Reader
     courier: Courier
     keys: Keys
+    cancels: Cancels
     who: Callable[[str | None], Caller]
     watch: Watch
 
@@ -48,6 +50,7 @@ async def open_desk(settings: Settings) -> AsyncIterator[Desk]:
             reader=reader,
             courier=courier,
             keys=Keys(),
+            cancels=Cancels(),
             who=reader_of_tokens(settings.api_tokens),
             watch=watch,
         )

@@ -1,21 +1,31 @@
-"""Limits that hold for every request: how large its body, and how long until the answer begins.
+"""What holds for every request: by way of which pages, how large its body, when it is answered.
 
 Also the last place where an error that nobody expected becomes an answer.
 """
 
 import asyncio
+import re
 import time
 from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from duetime.api.problems import RETRY_AFTER_S, fault, problem
+from duetime.api.problems import RETRY_AFTER_S, ForeignOrigin, fault, of_error, problem
 from duetime.config import Settings
 from duetime.metrics import API_SECONDS
 
 #: Methods with a label of their own; a stranger could send a thousand others.
 METHODS = frozenset({"GET", "POST", "DELETE"})
+
+#: Methods that change nothing.
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+#: What a browser says of a request that this API's own page, or its user, has made.
+OWN_SITE = (b"same-origin", b"none")
+
+#: How this machine calls itself; a port may follow.
+LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
 
 class Guard:
@@ -25,6 +35,8 @@ class Guard:
         self._app = app
         self._most = settings.api_body_bytes
         self._seconds = settings.api_request_seconds
+        #: Where there are no tokens, whoever reaches this machine's loopback is asked for nothing.
+        self._local = not settings.api_tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -39,6 +51,7 @@ class Guard:
 
     async def _answered(self, scope: Scope, receive: Receive, answer: "Answer") -> None:
         try:
+            self._check_origin(scope)
             async with asyncio.timeout(self._seconds) as limit:
                 answer.limit = limit
                 await self._app(scope, receive, answer.send)
@@ -49,6 +62,8 @@ class Guard:
                 f"over api_request_seconds ({self._seconds:g}): try again, with the same id",
                 headers={"Retry-After": str(RETRY_AFTER_S), "Connection": "close"},
             )
+        except ForeignOrigin as error:
+            response = of_error(error)
         except Exception as error:  # noqa: BLE001 (whoever asks gets an answer)
             # Here and not as the app's handler: Starlette would raise it again, and log its text.
             response = fault(error)
@@ -58,6 +73,20 @@ class Guard:
         answer.limit = None
         if not answer.status:
             await response(scope, receive, answer.send)
+
+    def _check_origin(self, scope: Scope) -> None:
+        """Raise ForeignOrigin for what a page of somebody else's may have had a browser send."""
+        headers = dict(scope["headers"])
+        site = headers.get(b"sec-fetch-site", b"none")
+        if scope["method"] not in SAFE and site not in OWN_SITE:
+            raise ForeignOrigin("another site's page has sent this: use the dashboard")
+        host = headers.get(b"host", b"").decode("latin-1")
+        # A name that leads here by somebody's DNS is a foreign page's own site to a browser.
+        if self._local and host and not LOOPBACK.fullmatch(host):
+            raise ForeignOrigin(
+                f"host {host!r} is not this machine's loopback: ask 127.0.0.1, or add a token to "
+                "api_tokens"
+            )
 
 
 class Body:

@@ -4,7 +4,7 @@ What waits for Kafka's clients is a plain function, and runs in a thread; schedu
 is most, stays in the event loop.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
@@ -14,6 +14,8 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from duetime.api.desk import AtDesk, ByCaller, Desk
+from duetime.api.document import Responses, may_be, plain
+from duetime.api.examples import DUE_MS, ID
 from duetime.api.models import (
     Accepted,
     AcceptedMany,
@@ -24,28 +26,52 @@ from duetime.api.models import (
     body,
     summary,
 )
-from duetime.api.problems import Invalid
+from duetime.api.problems import IdTaken, Invalid
 from duetime.api.spooled import as_found
 from duetime.api.tokens import Caller
-from duetime.api.wanted import Due, NewMessage
-from duetime.cancelling import cancel_surely, found_soon, not_waiting
+from duetime.api.wanted import Due, From, Limit, NewMessage, To, Topic
+from duetime.asking import all_series
+from duetime.cancelling import cancel_surely, find_waiting, found_soon, not_waiting
 from duetime.clock import delay, instant, parse_instant
-from duetime.errors import InvalidMessage, Reason
-from duetime.message import MessageId
-from duetime.outgoing import Outgoing
+from duetime.errors import InvalidMessage, Reason, TooLate, UnknownMessage
+from duetime.message import ID_PATTERN, LATEST_MS, MessageId
+from duetime.outgoing import Outgoing, new_uniques
 from duetime.reschedule import reschedule
 from duetime.stores import Found
-from duetime.stores.listing import after
+from duetime.stores.listing import after, place
 
-router = APIRouter(prefix="/v1/messages", tags=["messages"])
-
-#: The most messages on one page.
-MOST = 1_000
+router = APIRouter(prefix="/v1/messages", tags=["messages"], responses=may_be(401))
 
 #: The most that are read for one page.
 MOST_READ = 10_000
 
-Id = Annotated[str, Path(description="The full id, as it was answered.")]
+Id = Annotated[
+    str,
+    Path(
+        description="The full id, as it was answered.",
+        examples=[ID],
+        # Told and not checked: what is wrong has its own reason.
+        json_schema_extra={"pattern": plain(ID_PATTERN)},
+    ),
+]
+Key = Annotated[str | None, Query(description="Those with this key, as text.", examples=["17"])]
+Failed = Annotated[bool, Query(description="Those alone that are tried again.", examples=[True])]
+RetryMs = Annotated[
+    int | None,
+    Query(
+        ge=0,
+        le=LATEST_MS,
+        description="Of one that failed: its `due_at_ms` in the list.",
+        examples=[DUE_MS],
+    ),
+]
+Cursor = Annotated[str | None, Query(description="As the last page had it.", examples=[ID])]
+
+#: Of what is asked about one that may not wait any more.
+GONE = may_be(404, 409, 422)
+
+SPOOLED: Responses = {202: {"model": Accepted | AcceptedMany, "description": "In the spool."}}
+
 Wanted = Annotated[
     NewMessage | Annotated[list[NewMessage], Field(min_length=1)],
     Body(description="One message, or a list of them: all are taken, or none."),
@@ -56,7 +82,8 @@ Wanted = Annotated[
     "",
     status_code=HTTPStatus.CREATED,
     response_model=Accepted | AcceptedMany,
-    responses={202: {"model": Accepted | AcceptedMany, "description": "In the spool."}},
+    response_description="Kafka has it, or them.",
+    responses=SPOOLED | may_be(400, 409, 413, 422, 429),
 )
 async def schedule(wanted: Wanted, desk: AtDesk, caller: ByCaller) -> JSONResponse:
     """Schedule a message, or several.
@@ -67,29 +94,36 @@ async def schedule(wanted: Wanted, desk: AtDesk, caller: ByCaller) -> JSONRespon
     messages = wanted if isinstance(wanted, list) else [wanted]
     records = _records(messages, desk, caller)
     caller.spend(len(records))
-    async with desk.keys.sending(messages, records) as fresh:
-        in_kafka = await desk.courier.send(fresh)
+    names = {each.series for each in records if each.series}
+    if names and not caller.sees_all:
+        await run_in_threadpool(_check_series, names, desk, caller)
+    async with desk.keys.sending(messages, records) as sending:
+        if sending.fresh:
+            sending.took(in_kafka=await desk.courier.send(sending.fresh))
     told = [accepted(each.name, each.id.due_ms) for each in records]
     content = {"messages": told} if isinstance(wanted, list) else told[0]
-    return JSONResponse(content, HTTPStatus.CREATED if in_kafka else HTTPStatus.ACCEPTED)
+    return JSONResponse(content, HTTPStatus.CREATED if sending.in_kafka else HTTPStatus.ACCEPTED)
 
 
-@router.get("")
+@router.get("", responses=may_be(422))
 def list_messages(  # noqa: PLR0913 (a parameter each)
     desk: AtDesk,
     caller: ByCaller,
     *,
-    topic: Annotated[str | None, Query(description="Those for this topic.")] = None,
-    from_: Annotated[str | None, Query(alias="from", description="Due then or later.")] = None,
-    to: Annotated[str | None, Query(description="Due before then.")] = None,
-    key: Annotated[str | None, Query(description="Those with this key, as text.")] = None,
-    cursor: Annotated[str | None, Query(description="As the last page had it.")] = None,
-    limit: Annotated[int, Query(ge=1, le=MOST)] = 100,
+    topic: Topic = None,
+    from_: From = None,
+    to: To = None,
+    key: Key = None,
+    failed: Failed = False,
+    cursor: Cursor = None,
+    limit: Limit = 100,
 ) -> Page:
     """Messages that wait, by due time, without those that are cancelled.
 
     Kafka has no index of them, so they are read: 10,000 a request at most. Where few have the key,
-    a page is short although others follow: the cursor goes on.
+    or failed, a page is short although others follow: the cursor goes on. Those for other topics
+    than `topic` are read, too, and not counted: where it has few, all that waits is read. Where
+    that takes too long (503, `timeout`), ask for less with `from` and `to`.
     """
     last = MessageId.parse(cursor) if cursor else None
     from_ms = last.due_ms if last else _bound_ms(from_)
@@ -97,35 +131,58 @@ def list_messages(  # noqa: PLR0913 (a parameter each)
         desk.clock.now_ms(), topic=topic, from_ms=from_ms, to_ms=_bound_ms(to)
     )
     wanted = None if key is None else key.encode(errors="surrogatepass")
-    return _page(
-        after(found, last) if last else found,
-        lambda each: caller.allows(each.topic) and wanted in (None, each.key),
-        limit,
-    )
+
+    def takes(each: Found) -> bool:
+        is_meant = wanted in (None, each.key) and not (failed and each.retry is None)
+        return is_meant and caller.allows(each.topic)
+
+    return _page(after(found, last) if last else found, takes, limit)
 
 
-@router.get("/{id}")
-async def show(id: Id, desk: AtDesk, caller: ByCaller) -> Waiting:  # noqa: A002 (what all call it)
+@router.get("/{id}", responses=GONE)
+async def show(
+    id: Id,  # noqa: A002 (what all call it)
+    desk: AtDesk,
+    caller: ByCaller,
+    retry_ms: RetryMs = None,
+) -> Waiting:
     """All about a message that waits, in Kafka or in the spool."""
     identity = MessageId.parse(id)
-    found = await _in_spool(identity, desk, caller)
+    found = await _in_spool(identity, desk, caller) if retry_ms is None else None
     if found is None:
-        found = await run_in_threadpool(_found, identity, desk, caller)
+        found = await run_in_threadpool(_found, identity, desk, caller, retry_ms)
     return Waiting(**summary(found), **body(found))
 
 
-@router.delete("/{id}", status_code=HTTPStatus.NO_CONTENT)
+@router.delete(
+    "/{id}",
+    status_code=HTTPStatus.NO_CONTENT,
+    response_description="It will not be delivered.",
+    responses=GONE,
+)
 async def cancel(id: Id, desk: AtDesk, caller: ByCaller) -> None:  # noqa: A002 (what all call it)
-    """Cancel a message. 204: it will not be delivered; 409: too late; 404: unknown."""
+    """Cancel a message. 204: it will not be delivered; 409: too late; 404: unknown.
+
+    One that could not be delivered, and waits to be tried again, is cancelled, too.
+    """
     identity = MessageId.parse(id)
-    if await _in_spool(identity, desk, caller) and await desk.courier.withdraw(identity):
-        return
-    await run_in_threadpool(_cancel_in_kafka, identity, desk, caller)
+    in_spool = await _in_spool(identity, desk, caller)
+    if not (in_spool and await desk.courier.withdraw(identity)):
+        try:
+            await run_in_threadpool(_cancel_in_kafka, identity, desk, caller)
+        except (TooLate, UnknownMessage):
+            if not desk.cancels.has(caller.name, identity):
+                raise
+    desk.cancels.note(caller.name, identity)
 
 
-@router.post("/{id}/reschedule")
+@router.post("/{id}/reschedule", responses=GONE | may_be(400, 413, 429))
 def change(id: Id, due: Due, desk: AtDesk, caller: ByCaller) -> Accepted:  # noqa: A002 (as above)
-    """Give a message another time, and with it another id. Not safe to repeat: 404 then."""
+    """Give a message another time, and with it another id. Not safe to repeat: 404 then.
+
+    A message that was sent a moment ago is not found yet, which is a 404, too: a cancel waits for
+    it, this does not.
+    """
     identity = MessageId.parse(id)
     caller.spend(1)
     _check_seen(identity, desk, caller)
@@ -135,7 +192,7 @@ def change(id: Id, due: Due, desk: AtDesk, caller: ByCaller) -> Accepted:  # noq
     return Accepted(**accepted(again, MessageId.parse(again).due_ms))
 
 
-@router.post("/{id}/deliver-now")
+@router.post("/{id}/deliver-now", responses=GONE | may_be(413, 429))
 def deliver_now(id: Id, desk: AtDesk, caller: ByCaller) -> Accepted:  # noqa: A002 (as above)
     """Deliver a message at once, under another id."""
     return change(id, Due(**{"in": "0s"}), desk, caller)
@@ -145,11 +202,13 @@ def _records(wanted: Sequence[NewMessage], desk: Desk, caller: Caller) -> list[O
     """All of them, or Invalid."""
     _check_count(len(wanted), desk)
     desk.keys.check(wanted)
+    # In order: of several that are not allowed, the first is told.
+    for topic in dict.fromkeys(each.topic for each in wanted):
+        caller.check(topic)
     records, errors, now_ms = [], dict[int, InvalidMessage](), desk.clock.now_ms()
-    for index, each in enumerate(wanted):
-        caller.check(each.topic)
+    for index, (each, drawn) in enumerate(zip(wanted, new_uniques(len(wanted)), strict=True)):
         try:
-            records.append(each.record(desk.settings, now_ms, desk.keys.due_ms(each)))
+            records.append(each.record(desk.settings, now_ms, desk.keys.due_ms(each), drawn))
         except InvalidMessage as error:
             errors[index] = error
     if errors:
@@ -165,6 +224,13 @@ def _check_count(count: int, desk: Desk) -> None:
         )
 
 
+def _check_series(names: Container[str], desk: Desk, caller: Caller) -> None:
+    """A series takes the place of the one of its name. Raises IdTaken where that is another's."""
+    for each in all_series(desk.settings):
+        if each.name in names and not caller.allows(each.topic):
+            raise IdTaken(f"id {each.name} is the name of another series: choose another")
+
+
 def _bound_ms(text: str | None) -> int | None:
     return None if text is None else parse_instant(text)
 
@@ -175,7 +241,7 @@ def _page(messages: Iterator[Found], takes: Callable[[Found], bool], limit: int)
     last: Found | None = None
     for number, each in enumerate(messages):
         if len(taken) == limit or number == MOST_READ:
-            cursor = str(last.id) if last else None
+            cursor = str(place(last)) if last else None
             break
         last = each
         if takes(each):
@@ -185,13 +251,28 @@ def _page(messages: Iterator[Found], takes: Callable[[Found], bool], limit: int)
     return Page(messages=[Summary(**summary(each)) for each in taken], cursor=cursor)
 
 
-def _found(identity: MessageId, desk: Desk, caller: Caller) -> Found:
+def _found(identity: MessageId, desk: Desk, caller: Caller, retry_ms: int | None = None) -> Found:
     """The message, if it waits and the caller may know. Raises TooLate, UnknownMessage."""
     now_ms = desk.clock.now_ms()
-    found = desk.reader.find(identity, now_ms)
-    if found is None or not caller.allows(found.topic):
+    if retry_ms is None:
+        found = _found_by_id(identity, desk, caller, now_ms)
+    elif (tried := desk.reader.find(identity, now_ms, retry_ms=retry_ms)) is not None:
+        found = tried
+    else:
+        raise UnknownMessage(f"{identity} does not wait to be tried again then, or no more")
+    if not caller.allows(found.topic):
         raise not_waiting(identity, desk.settings, now_ms)
     return found
+
+
+def _found_by_id(identity: MessageId, desk: Desk, caller: Caller, now_ms: int) -> Found:
+    try:
+        return find_waiting(identity, desk.reader, desk.settings, now_ms)
+    except TooLate:
+        if caller.sees_all:
+            raise
+        # What has become of it may be no business of this caller's.
+        raise not_waiting(identity, desk.settings, now_ms) from None
 
 
 async def _in_spool(identity: MessageId, desk: Desk, caller: Caller) -> Found | None:

@@ -4,18 +4,22 @@
 400  not-json                what was sent is no JSON
 401  unauthorised            no token, or an unknown one
 403  topic-not-allowed       the token is not for this topic
+     foreign-origin          a browser has sent it for another site's page
 404  unknown-message         nothing that waits, and no dead letter, is called so
+     not-found               there is no such path
+405  method-not-allowed      nor this method, on a path that there is
 409  too-late, id-taken      it is delivered or about to be; the id is another message's
 413  too-large               a message, a batch or a body
 422  (any other reason)      the message cannot be taken; refused: by Kafka itself
 429  too-many                the token's rate is used up
 500  internal                an error of duetime's own; else its setup is wrong
-503  kafka, timeout          try again, after Retry-After
+503  kafka, store, timeout   try again, after Retry-After
      spool-full              so does this
      spool-failed            and this: the spool's file cannot be used
 ```
 
-Nothing that was sent is repeated in a problem: it may be logged on its way.
+No key, no value and no header's value is repeated in a problem: it may be logged on its way. Names,
+ids and times that cannot be taken are.
 """
 
 import logging
@@ -38,6 +42,7 @@ from duetime.errors import (
     KafkaError,
     Reason,
     RecordRefused,
+    StoreError,
     TooLate,
     UnknownMessage,
 )
@@ -51,6 +56,12 @@ TYPE = "urn:duetime:problem:"
 
 #: When to try again, in seconds, where nothing better is known.
 RETRY_AFTER_S = 5
+
+
+class ForeignOrigin(DuetimeError):
+    """A browser has sent this on behalf of a page that is not the dashboard."""
+
+    reason = "foreign-origin"
 
 
 class Unauthorised(DuetimeError):
@@ -129,6 +140,7 @@ class Problem(BaseModel):
 STATUS: Sequence[tuple[type[DuetimeError], HTTPStatus]] = (
     (Unauthorised, HTTPStatus.UNAUTHORIZED),
     (TopicNotAllowed, HTTPStatus.FORBIDDEN),
+    (ForeignOrigin, HTTPStatus.FORBIDDEN),
     (UnknownMessage, HTTPStatus.NOT_FOUND),
     (TooLate, HTTPStatus.CONFLICT),
     (IdTaken, HTTPStatus.CONFLICT),
@@ -137,6 +149,7 @@ STATUS: Sequence[tuple[type[DuetimeError], HTTPStatus]] = (
     (Invalid, HTTPStatus.UNPROCESSABLE_ENTITY),
     (RecordRefused, HTTPStatus.UNPROCESSABLE_ENTITY),
     (KafkaError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (StoreError, HTTPStatus.SERVICE_UNAVAILABLE),
     (SpoolFull, HTTPStatus.SERVICE_UNAVAILABLE),
     (SpoolFailed, HTTPStatus.SERVICE_UNAVAILABLE),
 )
@@ -248,6 +261,9 @@ async def _http_error(_: Request, error: Exception) -> JSONResponse:
     """Starlette's own: no such path, no such method, a body that is too large."""
     assert isinstance(error, HTTPException)  # noqa: S101 (registered for it)
     status = HTTPStatus(error.status_code)
+    if status is HTTPStatus.BAD_REQUEST:
+        # FastAPI's own, of a body that is no text.
+        return problem(status, Reason.NOT_JSON, "the body is no JSON")
     too_large = status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     reason = Reason.TOO_LARGE if too_large else status.phrase.lower().replace(" ", "-")
     return problem(status, reason, error.detail, headers=error.headers)

@@ -4,42 +4,29 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path
-from pydantic import BaseModel
 
 from duetime.api.desk import AtDesk, ByCaller, Desk
+from duetime.api.document import may_be, plain
+from duetime.api.models import Recurring, RecurringPage
 from duetime.api.tokens import Caller
 from duetime.asking import all_series, ask, find_series, unknown_series
 from duetime.clock import format_instant
-from duetime.message import PAUSE, RESUME, STOP
-from duetime.recurrence import Misfire
+from duetime.message import LATEST_MS, PAUSE, RESUME, SERIES_PATTERN, STOP
 from duetime.series import Series
 
-router = APIRouter(prefix="/v1/recurring", tags=["recurring messages"])
+router = APIRouter(prefix="/v1/recurring", tags=["recurring messages"], responses=may_be(401))
 
-Name = Annotated[str, Path(description="The `id` that it was sent with.")]
+#: Of what is asked about one.
+NAMED = may_be(404, 422)
 
-
-class Recurring(BaseModel):
-    """A message that comes again, without what is in it."""
-
-    name: str
-    topic: str
-    cron: str
-    zone: str
-    #: What becomes of runs that were missed.
-    misfire: Misfire
-    partition: int | None
-    cluster: str | None
-    paused: bool
-    #: Null where it is paused, or over.
-    next: str | None
-    next_ms: int | None
-
-
-class RecurringPage(BaseModel):
-    """All of them, by name."""
-
-    series: list[Recurring]
+Name = Annotated[
+    str,
+    Path(
+        description="The `id` that it was sent with.",
+        examples=["daily-report"],
+        json_schema_extra={"pattern": plain(SERIES_PATTERN)},
+    ),
+]
 
 
 @router.get("")
@@ -49,34 +36,37 @@ def list_series(desk: AtDesk, caller: ByCaller) -> RecurringPage:
     return RecurringPage(series=[_shown(each, desk) for each in found])
 
 
-@router.get("/{name}")
+@router.get("/{name}", responses=NAMED)
 def show(name: Name, desk: AtDesk, caller: ByCaller) -> Recurring:
     """One series."""
     return _shown(_found(name, desk, caller), desk)
 
 
-@router.post("/{name}/pause")
+@router.post("/{name}/pause", responses=NAMED)
 def pause(name: Name, desk: AtDesk, caller: ByCaller) -> Recurring:
     """Leave runs out until it is resumed; one that is due in less than 10 s comes yet."""
     return _asked(name, PAUSE, desk, caller)
 
 
-@router.post("/{name}/resume")
+@router.post("/{name}/resume", responses=NAMED)
 def resume(name: Name, desk: AtDesk, caller: ByCaller) -> Recurring:
     """Let it go on, with its next run."""
     return _asked(name, RESUME, desk, caller)
 
 
-@router.delete("/{name}", status_code=HTTPStatus.NO_CONTENT)
+@router.delete(
+    "/{name}",
+    status_code=HTTPStatus.NO_CONTENT,
+    response_description="It has ended.",
+    responses=NAMED,
+)
 def stop(name: Name, desk: AtDesk, caller: ByCaller) -> None:
     """End it for good; a run that is due in less than 10 s comes yet."""
-    _found(name, desk, caller)
-    ask(name, STOP, desk.settings)
+    ask(_found(name, desk, caller), STOP, desk.settings)
 
 
 def _asked(name: str, operation: str, desk: Desk, caller: Caller) -> Recurring:
-    _found(name, desk, caller)
-    series = ask(name, operation, desk.settings)
+    series = ask(_found(name, desk, caller), operation, desk.settings)
     if series is None:
         raise unknown_series(name)
     return _shown(series, desk)
@@ -91,17 +81,23 @@ def _found(name: str, desk: Desk, caller: Caller) -> Series:
 
 
 def _shown(series: Series, desk: Desk) -> Recurring:
-    recurrence = series.recurrence
-    next_ms = None if series.is_paused else recurrence.first(desk.clock.now_ms())
+    recurrence, next_ms = series.recurrence, series.next_ms(desk.clock.now_ms())
+    until_ms = None if recurrence.until_ms == LATEST_MS else recurrence.until_ms
     return Recurring(
         name=series.name,
         topic=series.topic,
         cron=series.cron,
         zone=recurrence.cron.zone,
+        until=_text(until_ms),
+        until_ms=until_ms,
         misfire=recurrence.misfire,
         partition=None if series.partition is None else int(series.partition),
         cluster=series.cluster,
         paused=series.is_paused,
-        next=None if next_ms is None else format_instant(next_ms),
+        next=_text(next_ms),
         next_ms=next_ms,
     )
+
+
+def _text(instant_ms: int | None) -> str | None:
+    return None if instant_ms is None else format_instant(instant_ms)

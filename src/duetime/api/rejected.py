@@ -1,33 +1,28 @@
 """/v1/rejected: records that were refused when they came in."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter
 
 from duetime import rejected
 from duetime.api.desk import AtDesk, ByCaller
+from duetime.api.document import may_be
 from duetime.api.models import RejectedPage, RejectedRecord, RejectedSummary, body
 from duetime.api.problems import TopicNotAllowed
 from duetime.api.tokens import Caller
+from duetime.api.wanted import Limit, Number
 
-router = APIRouter(prefix="/v1/rejected", tags=["rejected records"])
-
-#: The most records in one answer.
-MOST = 1_000
+router = APIRouter(prefix="/v1/rejected", tags=["rejected records"], responses=may_be(401, 422))
 
 
 @router.get("")
-def list_records(
-    desk: AtDesk, caller: ByCaller, limit: Annotated[int, Query(ge=1, le=MOST)] = 50
-) -> RejectedPage:
+def list_records(desk: AtDesk, caller: ByCaller, limit: Limit = 50) -> RejectedPage:
     """The latest rejected records, without what is in them; for tokens of all topics."""
     _check(caller)
     found = rejected.latest(desk.settings, limit)
     return RejectedPage(records=[RejectedSummary.model_validate(each) for each in found])
 
 
-@router.get("/{number}")
-def show(number: Annotated[int, Path(ge=0)], desk: AtDesk, caller: ByCaller) -> RejectedRecord:
+@router.get("/{number}", responses=may_be(404))
+def show(number: Number, desk: AtDesk, caller: ByCaller) -> RejectedRecord:
     """All about one; for tokens of all topics."""
     _check(caller)
     found = rejected.find(desk.settings, number)

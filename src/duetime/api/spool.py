@@ -16,11 +16,13 @@ One thread at a time. SQLite in WAL mode, with an fsync for every write.
 import base64
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from asyncio import Future
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from duetime.api.parcel import Refusals
 from duetime.errors import DuetimeError, SetupError
 from duetime.message import MessageId
 from duetime.outgoing import Header, Outgoing
@@ -47,13 +49,20 @@ COLUMNS = "number, id, topic, key, value, headers"
 NOTES_PAGES = 1_024
 
 
-class SpoolFull(DuetimeError):
+class NotKept(DuetimeError):
+    """The spool has not taken what Kafka did not acknowledge."""
+
+    #: What ends when Kafka's client has sent, or given up, what it was handed before; if it was.
+    arriving: "Future[Refusals] | None" = None
+
+
+class SpoolFull(NotKept):
     """Kafka does not answer, and there is no room for more in the spool or on its disk."""
 
     reason = "spool-full"
 
 
-class SpoolFailed(DuetimeError):
+class SpoolFailed(NotKept):
     """The spool's file cannot be read or written, or what is in it cannot be sent."""
 
     reason = "spool-failed"
@@ -73,6 +82,8 @@ class Spool:
     def __init__(self, path: Path, most_bytes: int) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            # Payloads are in it: SQLite gives the files beside it the same mode.
+            path.touch(mode=0o600)
             # Used by one thread at a time, but not always by the same one.
             self._db = sqlite3.connect(
                 path, isolation_level=None, check_same_thread=False, timeout=1
@@ -148,14 +159,19 @@ class Spool:
         rows = self._db.execute("SELECT id, taken_ms FROM spool JOIN taken USING (number)")
         return dict(rows.fetchall())
 
-    def settle(self, arrived: Iterable[str]) -> None:
-        """Of those that were taken, these have arrived; the others are to be taken again."""
+    def settle(self, taken: Iterable[str], arrived: Container[str]) -> None:
+        """Of these that were taken, some have arrived; the others are to be taken again."""
+        # What was taken since then is under way, and its notes stay.
+        there, missing = list[tuple[str]](), list[tuple[str]]()
+        for each in taken:
+            (there if each in arrived else missing).append((each,))
         with self._transaction():
             self._each(
-                "DELETE FROM spool WHERE id = ? AND number IN (SELECT number FROM taken)",
-                [(each,) for each in arrived],
+                "DELETE FROM spool WHERE id = ? AND number IN (SELECT number FROM taken)", there
             )
-            self._db.execute("DELETE FROM taken")
+            self._each(
+                "DELETE FROM taken WHERE number IN (SELECT number FROM spool WHERE id = ?)", missing
+            )
 
     def depth(self) -> int:
         """How many there are to be sent."""

@@ -1,11 +1,18 @@
 """A message in the spool, shown as one that waits."""
 
-from duetime.message import DUE_CLUSTER, DUE_EXPIRES_MS, DUE_PARTITION, DUE_TOPIC
-from duetime.outgoing import OWN_HEADERS, Outgoing
+from duetime.message import (
+    ADDRESS,
+    DUE_CLUSTER,
+    DUE_EXPIRES_MS,
+    DUE_PARTITION,
+    DUE_TOPIC,
+    RECURRENCE,
+)
+from duetime.outgoing import Outgoing
 from duetime.stores import Found
 
 #: What the intake takes off a record.
-OWN = frozenset({*OWN_HEADERS, DUE_EXPIRES_MS})
+OWN = frozenset({*ADDRESS, *RECURRENCE})
 
 
 def as_found(record: Outgoing) -> Found:

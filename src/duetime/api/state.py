@@ -1,14 +1,18 @@
 """What waits, who delivers, and whether this process is well: pending, status, health, metrics."""
 
-from typing import Annotated
+import json
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from duetime.api.desk import AtDesk, caller_of
-from duetime.api.models import Counts, State, counts
+from duetime.api.document import EXAMPLES, may_be, text
+from duetime.api.examples import METRICS
+from duetime.api.models import Counts, State, Well, counts
 from duetime.api.spool import SpoolFailed, SpoolFull
+from duetime.api.wanted import From, To
+from duetime.api.watch import event
 from duetime.clock import parse_instant
 from duetime.status import status as ask
 from duetime.stores.reader import within
@@ -20,20 +24,21 @@ ANY_TOKEN = [Depends(caller_of)]
 
 EVENT_STREAM = "text/event-stream"
 
+#: An event, for example.
+TROUBLE = event(
+    "trouble", json.dumps({"problem": json.loads(bytes(EXAMPLES[503].body)), "spooled": 3})
+)
 
-@router.get("/v1/pending", dependencies=ANY_TOKEN)
-def pending(
-    desk: AtDesk,
-    from_: Annotated[str | None, Query(alias="from", description="Due then or later.")] = None,
-    to: Annotated[str | None, Query(description="Due before then.")] = None,
-) -> Counts:
+
+@router.get("/v1/pending", dependencies=ANY_TOKEN, responses=may_be(401, 422))
+def pending(desk: AtDesk, from_: From = None, to: To = None) -> Counts:
     """How many records wait until when, from offsets alone; cancels count until their time."""
     from_ms, to_ms = (None if each is None else parse_instant(each) for each in (from_, to))
     slots = within(desk.reader.pending(desk.clock.now_ms()), from_ms, to_ms)
     return counts(slots)
 
 
-@router.get("/v1/status", dependencies=ANY_TOKEN)
+@router.get("/v1/status", dependencies=ANY_TOKEN, responses=may_be(401))
 def status(desk: AtDesk) -> State:
     """Who leads, who stands by, and whether anything is late."""
     return State.model_validate(ask(desk.settings, desk.clock), from_attributes=True)
@@ -43,7 +48,8 @@ def status(desk: AtDesk) -> State:
     "/v1/events",
     dependencies=ANY_TOKEN,
     response_class=StreamingResponse,
-    responses={200: {"content": {EVENT_STREAM: {}}}},
+    response_description="Without an end.",
+    responses=text(EVENT_STREAM, TROUBLE) | may_be(401),
 )
 async def events(desk: AtDesk) -> StreamingResponse:
     """Server-sent events, every two seconds: `look` says how all is, `trouble` why nobody knows."""
@@ -52,22 +58,28 @@ async def events(desk: AtDesk) -> StreamingResponse:
 
 
 @router.get("/healthz")
-async def healthz() -> dict[str, str]:
+async def healthz() -> Well:
     """Whether this process lives."""
-    return {"status": "ok"}
+    return Well()
 
 
 @router.get("/readyz")
-async def readyz(desk: AtDesk) -> dict[str, str]:
+async def readyz(desk: AtDesk) -> Well:
     """Whether messages are taken, and sent: 503 when the spool is full, or cannot be emptied."""
     if desk.courier.is_stuck:
         raise SpoolFailed("what is in the spool cannot be sent: see the log")
     if desk.courier.is_full:
         raise SpoolFull("Kafka does not answer, and the spool is full")
-    return {"status": "ok"}
+    return Well()
 
 
-@router.get("/metrics", dependencies=ANY_TOKEN, response_class=Response)
+@router.get(
+    "/metrics",
+    dependencies=ANY_TOKEN,
+    response_class=Response,
+    response_description="Prometheus' text format.",
+    responses=text("text/plain", METRICS) | may_be(401),
+)
 async def metrics() -> Response:
     """For Prometheus. Not in a thread: all of them may be waiting for Kafka."""
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

@@ -3,15 +3,16 @@
 import json
 from typing import Annotated, Any
 
+from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from duetime.clock import delay, instant
 from duetime.config import Settings
 from duetime.errors import InvalidMessage, Reason
-from duetime.outgoing import Outgoing, Payload, Wanted, due_time_ms, new_unique, scheduled
+from duetime.outgoing import Outgoing, Payload, Wanted, new_unique, scheduled
 from duetime.payload import from_base64
 from duetime.recurrence import Misfire, Recurrence
-from duetime.recurring import recurring, start_time_ms
+from duetime.recurring import record_of
 
 At = Annotated[
     str | None,
@@ -22,6 +23,27 @@ In = Annotated[
     Field(alias="in", description="Or how long from now: 250ms, 5s, 1h30m, 7d.", examples=["5s"]),
 ]
 
+From = Annotated[
+    str | None,
+    Query(
+        alias="from",
+        description="Due then or later: ISO 8601 with a zone.",
+        examples=["2026-12-24T00:00:00Z"],
+    ),
+]
+To = Annotated[
+    str | None,
+    Query(
+        description="Due before then: ISO 8601 with a zone.", examples=["2026-12-25T00:00:00+01:00"]
+    ),
+]
+Topic = Annotated[str | None, Query(description="Those for this destination.", examples=["orders"])]
+#: The most that is listed in one answer.
+MOST = 1_000
+
+Limit = Annotated[int, Query(ge=1, le=MOST, description="So many at most.", examples=[10])]
+Number = Annotated[int, Path(ge=0, description="What it is called by in the list.", examples=[3])]
+
 
 class Due(BaseModel):
     """When: `at` an instant or `in` a while, exactly one."""
@@ -31,18 +53,14 @@ class Due(BaseModel):
     at: At = None
     in_: In = None
 
-    def due_ms(self, now_ms: int) -> int:
-        """The instant in epoch ms. Raises InvalidMessage."""
-        return due_time_ms(instant(self.at), delay(self.in_), now_ms)
-
 
 class Header(BaseModel):
     """A header of the Kafka record."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
-    value: str | None = None
+    name: str = Field(examples=["source"])
+    value: str | None = Field(None, description="As text; null is none.")
     value_base64: str | None = Field(None, description="In place of `value`, for other bytes.")
 
 
@@ -70,8 +88,8 @@ class NewMessage(Due):
         None, description="The payload: a string as its own bytes, null as none, else as JSON."
     )
     value_base64: str | None = Field(None, description="The payload, for other bytes.")
-    key: str | None = None
-    key_base64: str | None = None
+    key: str | None = Field(None, description="As text; it chooses the partition.")
+    key_base64: str | None = Field(None, description="The key, for other bytes.")
     headers: dict[str, str | None] | list[Header] = Field(
         default_factory=list, description="By name; or as a list, for names that come twice."
     )
@@ -87,41 +105,36 @@ class NewMessage(Due):
     until: str | None = Field(None, description="No run is later: ISO 8601 with a zone.")
     misfire: Misfire | None = Field(None, description="What becomes of missed runs; `once`.")
 
-    def record(self, settings: Settings, now_ms: int, due_ms: int | None = None) -> Outgoing:
+    def record(
+        self, settings: Settings, now_ms: int, due_ms: int | None = None, drawn: str | None = None
+    ) -> Outgoing:
         """What is sent to the intake; due when its first try said, if there was one.
 
-        Raises InvalidMessage.
+        `drawn` is for a message without an id of its own; None draws one. Raises InvalidMessage.
         """
-        name = new_unique() if self.id is None else self.id
-        if self.cron is not None:
-            return self._recurring(self.cron, settings, now_ms, name)
-        if self.zone or self.until or self.misfire:
-            raise InvalidMessage(Reason.BAD_CRON, "zone, until and misfire belong to cron: add it")
-        return scheduled(
-            self._wanted(),
-            settings,
-            due_ms=self.due_ms(now_ms) if due_ms is None else due_ms,
-            now_ms=now_ms,
-            unique=name,
-        )
+        unique = (drawn or new_unique()) if self.id is None else self.id
+        wanted, recurrence = self._wanted(), self._recurrence()
+        if recurrence is None and due_ms is not None:
+            return scheduled(wanted, settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
+        at, in_ = instant(self.at), delay(self.in_)
+        return record_of(wanted, recurrence, settings, at=at, in_=in_, now_ms=now_ms, unique=unique)
 
-    def _recurring(self, cron: str, settings: Settings, now_ms: int, name: str) -> Outgoing:
+    def _recurrence(self) -> Recurrence | None:
+        if self.cron is None:
+            if self.zone or self.until or self.misfire:
+                raise InvalidMessage(
+                    Reason.BAD_CRON, "zone, until and misfire belong to cron: add it"
+                )
+            return None
         until = instant(self.until)
-        return recurring(
-            self._wanted(),
-            Recurrence.of(cron, zone=self.zone, until=until, misfire=self.misfire),
-            settings,
-            start_ms=start_time_ms(instant(self.at), delay(self.in_), now_ms),
-            now_ms=now_ms,
-            name=name,
-        )
+        return Recurrence.of(self.cron, zone=self.zone, until=until, misfire=self.misfire)
 
     def _wanted(self) -> Wanted:
         return Wanted(
             topic=self.topic,
             value=_either("value", _as_sent(self.value), self.value_base64),
             key=_either("key", self.key, self.key_base64),
-            headers=_pairs(self.headers),
+            headers=_pairs(self.headers) if self.headers else None,
             partition=self.partition,
             cluster=self.cluster,
         )
@@ -134,11 +147,11 @@ class Redrive(BaseModel):
         extra="forbid", json_schema_extra={"examples": [{"numbers": [3, 4]}, {"topic": "orders"}]}
     )
 
-    numbers: list[Annotated[int, Field(ge=0)]] | None = None
-    topic: str | None = None
-    reason: str | None = None
-    since: str | None = Field(None, description="Those that died then or later; with a zone.")
-    all: bool = False
+    numbers: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="With these.")
+    topic: str | None = Field(None, description="For this destination.")
+    reason: str | None = Field(None, description="That died of this.")
+    since: str | None = Field(None, description="That died then or later; with a zone.")
+    all: bool = Field(default=False, description="Whether all are meant, if nothing else is said.")
 
 
 def _as_sent(value: object) -> str | None:

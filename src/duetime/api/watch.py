@@ -121,9 +121,10 @@ class Watch:
         return self._looking
 
     async def _told(self) -> str:
-        spooled = await self._courier.spooled()
-        self._lookout = self._lookout or self._open()
+        spooled = None
         try:
+            spooled = await self._courier.spooled()
+            self._lookout = self._lookout or self._open()
             seen = await asyncio.to_thread(self._lookout.look, spooled)
         except DuetimeError as error:
             problem = json.loads(bytes(of_error(error).body))

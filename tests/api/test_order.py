@@ -1,0 +1,62 @@
+"""In which order the messages of each sender come, also through the spool."""
+
+from contextlib import ExitStack
+
+import pytest
+from tests.api.conftest import NOWHERE, Running, alike
+from tests.api.test_spool import Load, everything_taken_in
+from tests.conftest import eventually
+
+from duetime.admin import create_topics
+from duetime.api.courier import AT_ONCE
+from duetime.local.broker import LocalBroker
+
+SENDERS = 6
+
+CREATED, ACCEPTED = 201, 202
+
+
+class Sender(Load):
+    """One of several: its messages have its name, and all one key, and so one partition."""
+
+    def __init__(self, settings, name):
+        super().__init__(settings)
+        self._name = name
+        self.answers = []
+
+    def message(self):
+        unique = f"{self._name}-{next(self._numbers)}"
+        return {"topic": "orders", "at": "2020-01-01T00:00:00Z", "id": unique, "key": "k"}
+
+    def note(self, sent, status):
+        super().note(sent, status)
+        self.answers.append(status)
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_each_senders_messages_come_in_order_while_kafka_goes_and_comes_back(tmp_path):
+    """More than are drained at a time are spooled, and others come while they are drained."""
+    with LocalBroker(tmp_path / "kafka") as broker:
+        settings = alike(NOWHERE.model_copy(update={"bootstrap": broker.bootstrap}), tmp_path)
+        create_topics(settings)
+        running = Running(settings)
+        senders = [Sender(settings, f"s{each}") for each in range(SENDERS)]
+        with ExitStack() as sending:
+            for each in senders:
+                sending.enter_context(each)
+            eventually(lambda: answered(CREATED, senders) > 200)
+            broker.stop()
+            eventually(lambda: answered(ACCEPTED, senders) > 2 * AT_ONCE)
+            broker.start()
+            eventually(lambda: all(each.answers[-20:] == [CREATED] * 20 for each in senders))
+        running.stop()
+        arrived = everything_taken_in(settings)
+    assert len(arrived) == len(set(arrived))
+    for each in senders:
+        accepted = set(each.accepted)
+        assert [name for name in arrived if name in accepted] == each.accepted
+
+
+def answered(status, senders):
+    return sum(each.answers.count(status) for each in senders)

@@ -1,0 +1,71 @@
+"""What is under way while the spool reads back what has arrived. A Kafka whose reports are ours."""
+
+import asyncio
+
+import pytest
+from tests.api.conftest import NOWHERE
+from tests.api.made_kafka import MadeKafka
+from tests.api.test_spool import MIB, record
+from tests.conftest import eventually
+
+from duetime.api.courier import Courier
+from duetime.api.spool import Spool
+from duetime.clock import SystemClock
+from duetime.errors import KafkaError
+
+
+class Reported(MadeKafka):
+    """A producer that tells what became of a record when the test does."""
+
+    def __init__(self):
+        super().__init__()
+        self.handed = []
+        self._waiting = {}
+
+    def send(self, record, report):
+        self.handed.append(record.id.unique)
+        self._waiting.setdefault(str(record.id), []).append(report)
+
+    def report(self, record, error=None):
+        name = str(record.id)
+        if error is None:
+            self.arrived.add(name)
+        self._waiting[name].pop(0)(error, name)
+
+
+@pytest.fixture
+def kafka(monkeypatch):
+    reported = Reported()
+    reported.install(monkeypatch, acknowledge_s=0.01, ask_again_s=0)
+    return reported
+
+
+def test_what_is_spooled_meanwhile_and_arrives_is_not_sent_again(kafka, tmp_path, caplog):
+    failing, arriving, late = (record(each) for each in range(3))
+
+    async def run():
+        clock = SystemClock()
+        async with Courier(NOWHERE, Spool(tmp_path / "spool.db", MIB), clock) as courier:
+            sent = await asyncio.gather(courier.send([failing]), courier.send([arriving]))
+            assert sent == [False, False]
+            kafka.report(failing, KafkaError("the local queue is gone"))
+            await until(lambda: "the spool waits" in caplog.text)
+            # Handed over before the others were spooled, and spooled after them.
+            under_way = courier._hand_over([late])
+            await courier._put([late], clock.now_ms(), under_way)
+            kafka.report(arriving)
+            await until(lambda: len(courier._arriving) < 2)
+            # It is still waited for, before anything is read back and sent again.
+            assert under_way in courier._arriving
+            assert "m2" not in kafka.handed[3:]
+            kafka.report(late)
+            await until(lambda: kafka.handed.count("m0") == 2)
+            kafka.report(failing)
+            await until(lambda: not courier._spooling)
+
+    asyncio.run(run())
+    assert kafka.handed == ["m0", "m1", "m2", "m0"]
+
+
+async def until(holds):
+    await asyncio.to_thread(eventually, holds, within_s=10)
