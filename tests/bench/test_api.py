@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from duetime.bench.api import Load
+from duetime.bench.api import CONNECTIONS, Load
 
 TURNS = count()
 
@@ -26,9 +26,14 @@ class EveryOther(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    #: All of the load's connections come at once.
+    request_queue_size = 2 * CONNECTIONS
+
+
 @pytest.fixture
 def server():
-    made = ThreadingHTTPServer(("127.0.0.1", 0), EveryOther)
+    made = Server(("127.0.0.1", 0), EveryOther)
     thread = threading.Thread(target=made.serve_forever)
     thread.start()
     yield made

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from duetime.bench import app
-from duetime.bench.commands import parse_range
 from duetime.bench.display import show
+from duetime.bench.options import parse_range
 from duetime.errors import InvalidMessage
 
 
@@ -27,7 +27,7 @@ def test_a_range_that_is_none_is_refused(text):
     "name",
     [
         *("lateness", "catchup", "intake", "pending", "flood", "wheel", "crash"),
-        *("delayed", "queue", "api"),
+        *("delayed", "queue", "api", "bulk"),
     ],
 )
 def test_every_benchmark_says_what_it_takes(name):

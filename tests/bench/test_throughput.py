@@ -3,6 +3,7 @@
 import pytest
 from tests.conftest import small_settings
 
+from duetime.bench.bulk import bulk
 from duetime.bench.catchup import catchup
 from duetime.bench.intake import run_intake
 
@@ -28,3 +29,13 @@ def test_all_messages_come_and_their_pace_is_told_beside_that_of_a_copy(settings
     assert figures.keys() == {"messages_per_s", "copy_messages_per_s", "ratio"}
     assert figures["ratio"] == round(figures["messages_per_s"] / figures["copy_messages_per_s"], 3)
     assert figures["ratio"] > 0
+
+
+def test_all_rows_arrive_and_none_passes_through_this_process(settings):
+    # It raises where not all of them arrive.
+    rows, value_bytes = 100_000, 500
+    figures = bulk(settings, rows, value_bytes).figures()
+    assert figures["ratio"] > 0
+    assert figures["seconds"] > 0
+    rows_mb = rows * value_bytes // 1_000_000
+    assert figures["python_mb_after"] - figures["python_mb_before"] < rows_mb

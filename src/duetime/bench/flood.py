@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from duetime.bench.appends import Appends
 from duetime.bench.lateness import KNOWN_S, PATIENCE_S, deliver, running_pipeline
 from duetime.bench.load import LoadPlan, start_load
-from duetime.bench.pending import driver_rss_mb
+from duetime.bench.memory import driver_rss_mb
 from duetime.bench.records import Shape
 from duetime.bench.report import Report, measure
 from duetime.bench.say import say

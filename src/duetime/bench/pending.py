@@ -5,18 +5,14 @@ the backlog, which the load generator writes straight into the slots of the whee
 at the end, so that reading does not grow the process that is measured.
 """
 
-import os
-import subprocess
 from dataclasses import dataclass
-
-from pyspark.sql import SparkSession
 
 from duetime.bench.backlog import fill_backlog
 from duetime.bench.lateness import deliver, running_pipeline
 from duetime.bench.load import LoadPlan
+from duetime.bench.memory import driver_rss_mb
 from duetime.bench.report import Report, measure
 from duetime.config import Settings
-from duetime.pipeline.jvm import jvm_pid
 
 #: The steady load beside it.
 RATE = 1_000
@@ -62,15 +58,3 @@ def pending(settings: Settings, messages: int, seconds: int, value_bytes: int) -
         without=measure(settings, without, sent_without.sent),
         with_backlog=measure(settings, beside, sent_beside.sent),
     )
-
-
-def driver_rss_mb(spark: SparkSession) -> int:
-    """Memory of this Python and its JVM that is in RAM, in MB."""
-    processes = f"{os.getpid()},{jvm_pid(spark)}"
-    listing = subprocess.run(
-        ["ps", "-o", "rss=", "-p", processes],  # noqa: S607 (ps has its place on PATH everywhere)
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return sum(int(kib) for kib in listing.stdout.split()) * 1_024 // 1_000_000
