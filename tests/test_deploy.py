@@ -1,4 +1,7 @@
-"""What is in deploy/ speaks of what the code has. Nothing here is run but its linters."""
+"""What is in deploy/ speaks of what the code has. Nothing here is run but its linters.
+
+A linter that is missing skips on a laptop and fails in CI.
+"""
 
 import json
 import os
@@ -6,9 +9,11 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 from prometheus_client import REGISTRY
@@ -20,7 +25,11 @@ ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 DASHBOARD = DEPLOY / "grafana" / "duetime.json"
 RULES = DEPLOY / "prometheus" / "duetime.rules.yml"
+DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+
+#: The release whose schemas the manifests fit; docs/deploying.md names it.
+KUBERNETES = "1.37"
 
 #: What the modules of the metrics export, by the names that Prometheus sees.
 EXPORTED = {
@@ -31,11 +40,17 @@ EXPORTED = {
 }
 
 
+TARGETS = [
+    target
+    for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    for target in panel["targets"]
+]
+
+
 def expressions():
     rules = yaml.safe_load(RULES.read_text(encoding="utf-8"))
     yield from (rule["expr"] for group in rules["groups"] for rule in group["rules"])
-    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
-    yield from (target["expr"] for panel in panels for target in panel["targets"])
+    yield from (target["expr"] for target in TARGETS)
 
 
 NAMED = {name for each in expressions() for name in re.findall(r"\bduetime_\w+", each)}
@@ -53,6 +68,16 @@ def test_every_metric_is_on_the_dashboard_and_in_the_docs():
             assert f"`{family.name}" in text
 
 
+@pytest.mark.parametrize("target", TARGETS, ids=lambda each: each["expr"])
+def test_lines_of_a_panel_are_told_apart_by_their_legends(target):
+    labels = {
+        label
+        for listed in re.findall(r"\bby \(([^)]*)\)", target["expr"])
+        for label in listed.split(", ")
+    }
+    assert labels - {"le"} <= set(re.findall(r"{{(\w+)}}", target.get("legendFormat", "")))
+
+
 def test_every_alert_says_what_to_do():
     text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
     alerts = re.findall(r"alert: (\w+)", RULES.read_text(encoding="utf-8"))
@@ -60,14 +85,30 @@ def test_every_alert_says_what_to_do():
     assert all(f"`{each}`" in text for each in alerts)
 
 
+@pytest.fixture(scope="module")
+def promtool():
+    found = shutil.which("promtool")
+    if found is None:
+        assert not os.environ.get("CI")
+        pytest.skip("there is no promtool (Debian: prometheus)")
+    return found
+
+
 @pytest.mark.parametrize(
     "words", [("check", "rules", RULES), ("test", "rules", RULES.with_name("duetime.test.yml"))]
 )
-def test_promtool_accepts_the_rules_and_alerts_fire_when_they_should(words):
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("there is no promtool (Debian: prometheus)")
+def test_promtool_accepts_the_rules_and_alerts_fire_when_they_should(words, promtool):
     subprocess.run([promtool, *words], check=True, capture_output=True)
+
+
+def test_promtool_accepts_what_the_dashboard_asks(promtool, tmp_path):
+    # As Grafana would fill it in; any other variable is refused as it stands.
+    asked = [target["expr"].replace("$__rate_interval", "5m") for target in TARGETS]
+    rules = [{"record": f"asked:{number}", "expr": expr} for number, expr in enumerate(asked)]
+    path = tmp_path / "asked.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": rules}]}))
+    told = subprocess.run([promtool, "check", "rules", path], capture_output=True, check=False)
+    assert told.returncode == 0, told.stderr.decode()
 
 
 @pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").iterdir()), ids=lambda each: each.name)
@@ -109,9 +150,16 @@ def pods():
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda each: each.name)
-def test_a_manifest_is_yaml_of_named_objects(path):
+def test_a_manifest_fits_the_schemas_of_kubernetes(path):
     for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-        assert {"apiVersion", "kind", "metadata"} <= each.keys()
+        # Strictly: a field that Kubernetes does not know is an error, and not left out.
+        kubernetes_validate.validate(each, KUBERNETES, strict=True)
+        assert each["metadata"]["name"]
+
+
+def test_the_docs_say_whose_schemas_those_are():
+    text = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8")
+    assert f"the schemas of Kubernetes {KUBERNETES} " in text
 
 
 def test_pods_run_commands_and_mount_volumes_that_exist():
@@ -149,8 +197,16 @@ def test_the_configuration_in_the_manifests_is_one():
     Settings(**tomllib.loads(config["data"]["duetime.toml"]))
 
 
+def test_hadolint_finds_no_fault_with_the_dockerfile():
+    hadolint = Path(sysconfig.get_path("scripts"), "hadolint")
+    told = subprocess.run(
+        [hadolint, "--no-color", DOCKERFILE], capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stdout + told.stderr) == (0, "")
+
+
 def test_the_image_copies_what_is_there():
-    text = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    text = DOCKERFILE.read_text(encoding="utf-8")
     copied = re.findall(r"^COPY (?!--from)(.+) \./?\S*$", text, flags=re.MULTILINE)
     for name in " ".join(copied).split():
         assert (ROOT / name).exists()
