@@ -4,80 +4,19 @@ import ast
 import importlib
 import json
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
-from typing import NamedTuple
 
+import confluent_kafka
 import pytest
 import typer
+from tests.snippets import BOOTSTRAP, OTHERS, PAGES, ROOT, SHELL, Enough, commands, of, run
+from tests.test_retry import sent, taken
 
 from duetime.cli import app, main
 from duetime.cli.reference import reference
 from duetime.config import Settings
-
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-#: Blocks of these pages are made from the code, see below.
-MADE = {"cli.md"}
-
-#: The first words of a command line; a block of anything else shows what comes out, or a drawing.
-PROGRAMS = {"make", "duetime", ".venv/bin/duetime", "curl", "python3", "docker", "kubectl"}
-
-#: Where a snippet says it, a test has another.
-BOOTSTRAP = "127.0.0.1:9092"
-
-
-class Block(NamedTuple):
-    page: str
-    line: int
-    language: str
-    text: str
-
-    def __str__(self):
-        return f"{self.page}:{self.line}"
-
-
-def blocks():
-    fenced = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-    for path in PAGES:
-        text = path.read_text(encoding="utf-8")
-        for found in fenced.finditer(text):
-            line = text.count("\n", 0, found.start()) + 1
-            if path.name not in MADE:
-                yield Block(path.name, line, found[1], found[2])
-
-
-BLOCKS = list(blocks())
-
-
-def of(*languages):
-    return [each for each in BLOCKS if each.language in languages]
-
-
-def is_shell(block):
-    words = re.sub(r"^(\w+=\S+ )*", "", block.text).split()
-    return block.language == "" and (words[0] in PROGRAMS or re.match(r"\w+=\$\(", block.text))
-
-
-SHELL = [each for each in BLOCKS if is_shell(each)]
-
-
-def commands():
-    """Every `duetime ...` of a block or a line of text, as its words."""
-    for block in SHELL:
-        for line in block.text.splitlines():
-            words = shlex.split(line, comments=True)
-            at = [number for number, word in enumerate(words) if word.endswith("bin/duetime")]
-            at = at or [0] * (words[:1] == ["duetime"])
-            yield from (words[number + 1 :] for number in at)
-    for path in PAGES:
-        text = path.read_text(encoding="utf-8")
-        yield from (shlex.split(line) for line in re.findall(r"`duetime ([a-z][^`\n]*)`", text))
-
 
 #: As a reader would fill in what is written in capitals.
 COMMANDS = sorted(
@@ -88,6 +27,16 @@ COMMANDS = sorted(
         for words in commands()
     }
 )
+
+
+#: What the first commands are to do, on a broker.
+ASKED = {"send", "pending"}
+
+
+def test_no_other_block_is_passed_over_than_those_that_are_no_commands():
+    # The API's first answer, the drawings of all queries and of a queue, and a line of the log.
+    known = ["api.md", "how-it-works.md", "operating.md", "queue.md"]
+    assert [each.page for each in OTHERS] == known, list(map(str, OTHERS))
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -135,28 +84,98 @@ def test_the_commands_page_is_made_from_the_commands():
     assert made == reference(), "python -m duetime.cli.reference >docs/cli.md"
 
 
+def test_python_is_run_by_a_test_of_its_page():
+    tests = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_snippets.py")
+    )
+    assert {each.page for each in of("python")} <= set(re.findall(r'"([\w-]+\.md)"', tests))
+
+
 @pytest.mark.system
 @pytest.mark.usefixtures("on_broker", "topics")
 @pytest.mark.parametrize("page", ["README.md", "index.md"])
-def test_the_first_snippets_schedule_what_they_say(page, settings, capfd):
-    (snippet,) = (each.text for each in of("python") if each.page == page)
-    exec(compile(snippet.replace(BOOTSTRAP, settings.bootstrap), page, "exec"), {})  # noqa: S102 (ours)
+def test_the_first_snippets_schedule_what_they_say_and_read_what_arrives(page, settings, capfd):
+    by_import = {each.text.split()[1]: each for each in of("python", page=page)}
+    reader, sender = by_import.pop("confluent_kafka"), by_import.pop("datetime")
+    assert not by_import
+    topic = f"{settings.namespace}-greetings"
+    own = {BOOTSTRAP: settings.bootstrap, '"greetings"': f'"{topic}"'}
+    run(sender, own)
     assert re.fullmatch(r"[0-9a-f]{12}-\S+\n", capfd.readouterr().out)
-    if page == "index.md":
-        for line in ("send greetings --in 10s --value hello", "pending"):
-            assert main(line.split()) == 0
+
+    # What a pipeline would do now.
+    (record,) = taken(settings, f"{settings.namespace}.in", settings.intake_partitions, 1)
+    sent(settings, dict(record.headers())["due-topic"].decode(), headers=[], value=record.value())
+    run(reader, own)
+    assert capfd.readouterr().out == "b'hello'\n"
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("on_broker", "topics")
+def test_the_first_commands_do_what_they_say(capfd):
+    first = [words for words in commands("README.md", "index.md") if words[0] in ASKED]
+    assert {words[0] for words in first} == ASKED
+    for words in first:
+        assert main(words) == 0, words
+        assert capfd.readouterr().out
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("on_broker", "topics")
+def test_a_message_that_comes_again_is_asked_for_as_the_page_says(settings):
+    (snippet,) = of("python", page="contracts.md")
+    run(snippet, {BOOTSTRAP: settings.bootstrap})
+
+    (record,) = taken(settings, f"{settings.namespace}.in", settings.intake_partitions, 1)
+    headers = dict(record.headers())
+    assert (headers["due-topic"], headers["due-id"]) == (b"reports", b"daily-report")
+    assert (headers["due-cron"], headers["due-zone"]) == (b"0 9 * * 1-5", b"Europe/Berlin")
+    assert headers["due-misfire"] == b"skip"
+
+
+class OneMessage(confluent_kafka.Consumer):
+    """Reads from the beginning, and that is enough when something is committed."""
+
+    def __init__(self, properties):
+        super().__init__(properties | {"auto.offset.reset": "earliest"})
+
+    def commit(self, message):
+        super().commit(message, asynchronous=False)
+        self.close()
+        raise Enough
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("on_broker", "topics")
+def test_the_loop_with_a_handler_that_fails_tries_again_later(settings, monkeypatch):
+    _, loop = of("python", page="api.md")
+    topic = f"{settings.namespace}-orders"
+    sent(settings, topic, headers=[])
+    monkeypatch.setattr(confluent_kafka, "Consumer", OneMessage)
+    own = {BOOTSTRAP: settings.bootstrap, '"orders"': f'"{topic}"', "    ...": "    work()"}
+    with pytest.raises(Enough):
+        # Nobody has said what the work is, so it fails.
+        run(loop, own)
+
+    monkeypatch.undo()
+    (again,) = taken(settings, f"{settings.namespace}.in", settings.intake_partitions, 1)
+    assert dict(again.headers())["due-retried"].startswith(b"1:")
 
 
 @pytest.mark.system
 @pytest.mark.slow
-@pytest.mark.usefixtures("on_broker", "topics", "spark")
-def test_the_snippets_with_dataframes_run(capfd):
-    for block in of("python"):
-        if block.page == "sql.md":
-            # The wheel of the tests reaches an hour.
-            text = block.text.replace("30 days 9 hours", "1 minute")
-            exec(compile(text, str(block), "exec"), {})  # noqa: S102 (ours)
+@pytest.mark.usefixtures("on_broker", "topics")
+def test_the_snippets_with_dataframes_run(spark, settings, capfd):
+    waiting, reminders = of("python", page="sql.md")
+    run(waiting)
+    # The wheel of the tests reaches an hour.
+    run(reminders, {"30 days 9 hours": "1 minute"})
     assert capfd.readouterr().out.splitlines()[-1] == "1000"
+
+    *_, source = of("python", page="delayed-topics.md")
+    orders = run(source, {BOOTSTRAP: settings.bootstrap}, spark=spark)["orders"]
+    assert orders.isStreaming
+    assert "deliver_after" in orders.columns
 
 
 def test_the_site_is_built_without_a_warning(tmp_path):
