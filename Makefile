@@ -30,7 +30,7 @@ up: setup ## a local Kafka and the pipeline, until Ctrl-C
 	@$(BIN)/duetime up
 
 test: setup ## every test but the hostile ones
-	@$(BIN)/pytest -m "not hostile" --durations=60 --durations-min=4
+	@$(BIN)/pytest -m "not hostile" -n 2 --no-loadscope-reorder --durations=60 --durations-min=4
 
 again: setup ## the tests that failed in the last run
 	@$(BIN)/pytest -m "not hostile" --last-failed --last-failed-no-failures=none
@@ -64,6 +64,7 @@ bench: setup ## the measured figures of the README, one JSON line each
 	@$(BIN)/duetime bench delayed --rate 2000 --seconds 60 --delay 0.1s..60s --json
 	@$(BIN)/duetime bench queue --messages 200000 --drop 0.01 --timeout 5s --json
 	@$(BIN)/duetime bench api --json
+	@$(BIN)/duetime bench bulk --rows 10000000 --json
 
 clean: ## remove what setup and the tools made here (the jars stay in the user's cache)
 	@rm -rf $(VENV) dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse

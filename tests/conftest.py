@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 )
 
 from duetime.admin import create_topics
-from duetime.client import Wanted, producer_properties, scheduled
+from duetime.client import producer_properties
 from duetime.clock import SystemClock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
@@ -31,6 +31,7 @@ from duetime.local.jars import pipeline_jars
 from duetime.local.properties import HOST
 from duetime.local.redis import LocalRedis
 from duetime.message import LAST_WORDS, WAITING_HEADERS, MessageId
+from duetime.outgoing import Wanted, scheduled
 from duetime.pipeline.session import JAVA_OPTIONS, spark_session
 from duetime.topics import TopicNames
 
@@ -45,6 +46,13 @@ FROM_OUTSIDE = {"spark_properties"}
 # Tests start many JVMs and keep each for a minute: compiling their code twice would take longer
 # than it saves.
 os.environ["DUETIME_SPARK_PROPERTIES"] = json.dumps({JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"})
+
+
+#: W3C Trace Context: the sender's trace goes on with whoever reads the message.
+TRACE = (
+    ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+    ("tracestate", b"congo=t61rcWkgMzE,rojo=00f067aa0ba902b7"),
+)
 
 
 class SetClock:
@@ -72,6 +80,32 @@ def configure(admin, topic, name, value):
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     for changed in admin.incremental_alter_configs([resource]).values():
         changed.result()
+
+
+#: Where tests share one pipeline.
+SHARED = "tests/system/"
+#: What starts a pipeline of its own.
+OWN = "outbox", "queue_restart", "redis", "redis_killed", "restart", "secured"
+APART = {f"{SHARED}test_{name}.py" for name in OWN}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """All tests of the one pipeline in one process, one after the other; others file by file."""
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 (only where there are two)
+
+    class OnePipeline(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return SHARED if file.startswith(SHARED) and file not in APART else file
+
+    return OnePipeline(config, log)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of two processes, one gets the longest first, and the other all that may go beside it."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(SHARED))
 
 
 @pytest.fixture(scope="module")

@@ -5,19 +5,24 @@ import time
 import uuid
 from datetime import timedelta
 
+import httpx
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from prometheus_client.parser import text_string_to_metric_families
+from tests.api.conftest import browser, look  # noqa: F401 (fixtures, here too)
 from tests.conftest import small_settings
 
 from duetime.admin import create_topics
 from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
 from duetime.local.jars import pipeline_jars
+from duetime.local.properties import HOST
 from duetime.message import DUE_AT_MS, DUE_ID
 from duetime.pipeline.jvm import jvm
 from duetime.pipeline.runner import Pipeline
-from duetime.topics import TopicNames, required_topics
+from duetime.required import required_topics
+from duetime.topics import TopicNames
 
 #: How long an event may take on a busy machine, in seconds. Nothing waits for it in vain.
 PATIENCE_S = 180.0
@@ -195,7 +200,12 @@ QUEUES = {
 
 #: A destination whose messages are tried once more than others.
 STUBBORN = f"to_{uuid.uuid4().hex[:8]}"
-RETRY_TOPICS = {STUBBORN: {"attempts": 3, "backoff_ms": 1_000}}
+#: And one whose messages wait for it in the wheel.
+LONG_WAITED = f"to_{uuid.uuid4().hex[:8]}"
+RETRY_TOPICS = {
+    STUBBORN: {"attempts": 3, "backoff_ms": 1_000},
+    LONG_WAITED: {"attempts": 2, "backoff_ms": 60_000},
+}
 
 
 @pytest.fixture(scope="session")
@@ -204,7 +214,8 @@ def down(broker):
     return lambda directory, **others: Live(fresh_settings(broker.bootstrap, directory, **others))
 
 
-@pytest.fixture(scope="session")
+# To the package: others, in the same process, stop Spark as a command does at its end.
+@pytest.fixture(scope="package")
 def live(down, tmp_path_factory, _jvm_ends_well):
     """One pipeline for all tests that need no other; it runs as `duetime run` would."""
     directory = tmp_path_factory.mktemp("checkpoint")
@@ -236,6 +247,16 @@ def await_first_messages(live, delays_s=(0,)):
         for delay_s in delays_s:
             client.produce(topic, "first", in_=timedelta(seconds=delay_s))
     live.inbox(topic).take(len(delays_s))
+
+
+def scraped(port):
+    """What a process on this machine tells Prometheus, by name, or by name and labels."""
+    text = httpx.get(f"http://{HOST}:{port}/metrics").text
+    samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
+    return {
+        (each.name, *each.labels.values()) if each.labels else each.name: each.value
+        for each in samples
+    }
 
 
 @pytest.fixture
