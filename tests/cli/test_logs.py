@@ -1,8 +1,10 @@
 import json
 import logging
+import re
 import sys
 
 import pytest
+from tests.snippets import OTHERS, ROOT
 
 from duetime.cli.logs import OneLine, _formatter
 
@@ -38,16 +40,17 @@ def as_json(phrase, *args, info=None, level=logging.INFO):
     return json.loads(_formatter(level, "json").format(record))
 
 
-def test_a_line_of_json_has_the_named_values_as_fields():
-    told = as_json("rescued messages=%d slots=%d", 3, 1)
-    assert told.pop("timestamp").endswith("Z")
-    assert told == {
-        "event": "rescued",
-        "level": "warning",
-        "logger": "duetime.here",
-        "messages": 3,
-        "slots": 1,
-    }
+def test_a_line_of_json_has_the_named_values_as_fields_in_the_order_that_the_page_shows():
+    (block,) = (each for each in OTHERS if each.page == "operating.md")
+    shown, phrase = json.loads(block.text), "rescued messages=%d slots=%d"
+    module = ROOT / "src" / f"{shown['logger'].replace('.', '/')}.py"
+    assert f'log.{shown["level"]}("{phrase}"' in module.read_text(encoding="utf-8")
+
+    told = as_json(phrase, 3, 1)
+    # Digits aside, the time is written in the same way.
+    instants = {re.sub(r"\d", "0", each.pop("timestamp")) for each in (told, shown)}
+    assert instants == {"0000-00-00T00:00:00.000000Z"}
+    assert list(told.items()) == list((shown | {"logger": "duetime.here"}).items())
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,16 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from prometheus_client import REGISTRY
+from tests.conftest import eventually
 
 from duetime.clock import SystemClock
 
 pytestmark = pytest.mark.system
+
+
+def cancelled():
+    return REGISTRY.get_sample_value("duetime_cancelled_messages_total")
 
 
 def instant(due_ms):
@@ -38,6 +44,16 @@ def test_a_cancelled_message_does_not_come_and_its_neighbours_do(live, sender, w
         sender.cancel(cancelled)
     arrived = live.inbox(topic).until_id(ids[-1])
     assert [each.id for each in arrived] == [*ids[:2], ids[3], ids[5], *ids[7:]]
+
+
+def test_what_was_left_out_is_counted_and_a_cancel_of_nothing_is_not(live, sender, window_ms):
+    topic = live.topic()
+    before = cancelled()
+    ids = [sender.produce(topic, "x", at=instant(window_ms + each)) for each in range(3)]
+    for each in (ids[0], ids[1], ids[1], f"{window_ms:012x}-nobody"):
+        ask_to_cancel(live, each)
+    live.inbox(topic).until_id(ids[2])
+    eventually(lambda: cancelled() == before + 2, cancelled)
 
 
 def test_a_cancel_that_comes_before_its_message_is_heard(live, sender, window_ms):

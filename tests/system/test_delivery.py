@@ -5,8 +5,10 @@ from collections import Counter
 from datetime import timedelta
 
 import pytest
+from tests.conftest import TRACE, eventually
 
 from duetime.clock import SystemClock
+from duetime.status import status
 
 pytestmark = pytest.mark.system
 
@@ -72,9 +74,7 @@ def test_bytes_and_headers_stay_as_they_are_on_every_way(live):
         ("twice", b"1"),
         ("twice", b"\xff"),
         ("", b""),
-        # W3C Trace Context: the sender's trace goes on with whoever reads the message.
-        ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
-        ("tracestate", b"congo=t61rcWkgMzE"),
+        *TRACE,
     ]
     payloads = [
         (ALL_BYTES, ALL_BYTES[::-1]),
@@ -105,12 +105,17 @@ def test_a_message_goes_to_the_partition_that_its_sender_names(live):
 def test_every_envelope_is_taken_in(live):
     topic, due_ms = live.topic(), now_ms() + 4_500
     document = '{"b": 1.10,  "a": [1e5, "\\u00e9"]}'
-    airtel = f'{{"topic": "{topic}", "key": "k", "value": {document}, "postTime": {due_ms}}}'
+    traced = json.dumps({name: text.decode() for name, text in TRACE})
+    airtel = (
+        f'{{"topic": "{topic}", "key": "k", "value": {document}, "postTime": {due_ms}, '
+        f'"headers": {traced}}}'
+    )
     countdown = json.dumps({"topic": topic, "message": "hello", "countdown": 4.5})
     epoch = [("scheduler-epoch", str(due_ms // 1_000)), ("scheduler-target-topic", topic)]
     live.send(live.names.airtel, airtel)
-    live.send(live.names.countdown, countdown, headers=[("CALLER_SERVICE", b"billing")])
-    live.send(live.names.scheduler, b"\xff", "schedule", [*epoch, ("scheduler-target-key", "k")])
+    live.send(live.names.countdown, countdown, headers=[("CALLER_SERVICE", b"billing"), *TRACE])
+    key = ("scheduler-target-key", "k")
+    live.send(live.names.scheduler, b"\xff", "schedule", [*epoch, key, *TRACE])
     arrived = {
         each.id.partition("@")[2].partition(".")[0]: each for each in live.inbox(topic).take(3)
     }
@@ -120,7 +125,9 @@ def test_every_envelope_is_taken_in(live):
         "countdown": (None, b"hello"),
         "scheduler": (b"k", b"\xff"),
     }
-    assert arrived["countdown"].headers[2:] == [("CALLER_SERVICE", b"billing")]
+    assert arrived["countdown"].headers[2:] == [("CALLER_SERVICE", b"billing"), *TRACE]
+    for name in ("airtel", "scheduler"):
+        assert arrived[name].headers[-len(TRACE) :] == list(TRACE)
 
 
 def test_messages_with_one_key_come_by_due_time_and_by_arrival_where_that_is_the_same(live):
@@ -171,3 +178,11 @@ def test_a_message_that_was_left_in_a_far_slot_is_rescued(live, wheel):
     arrived = live.inbox(topic).take(5)
     assert {each.id for each in arrived} == {str(each) for each in left + past}
     assert min(each.late_ms for each in arrived) >= 0
+    # The leader tells of it when it renews its lease.
+    eventually(lambda: is_told(live, due_ms))
+
+
+def is_told(live, due_ms):
+    """Whether a rescue of what was due then is told of."""
+    found = status(live.settings, SystemClock()).rescues
+    return any(each.from_ms <= due_ms < each.to_ms for each in found)

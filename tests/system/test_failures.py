@@ -3,13 +3,19 @@
 import uuid
 from datetime import timedelta
 
+import httpx
 import pytest
 from confluent_kafka.admin import NewPartitions, NewTopic
-from tests.system.conftest import RETRY_TOPICS, STUBBORN, now_ms
+from tests.api.conftest import Running, alike
+from tests.conftest import TRACE, eventually
+from tests.system.conftest import LONG_WAITED, PATIENCE_S, RETRY_TOPICS, STUBBORN, now_ms
 
-from duetime.message import DUE_AT_MS, DUE_EXPIRES_MS, DUE_ID, DUE_TOPIC
+from duetime.api.address import url
+from duetime.failed import last_failure
+from duetime.message import DUE_AT_MS, DUE_EXPIRES_MS, DUE_ID, DUE_TOPIC, MessageId
+from duetime.tables import ApiToken
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -36,7 +42,7 @@ def test_a_partition_that_the_destination_lacks_harms_no_other_message(live, sen
         topic,
         b"\x00\xff",
         key="k",
-        headers={"h": "1"},
+        headers={"h": "1", **dict(TRACE)},
         partition=7,
         in_=timedelta(seconds=delay_s),
     )
@@ -47,7 +53,7 @@ def test_a_partition_that_the_destination_lacks_harms_no_other_message(live, sen
     assert arrived.late_ms < 5_000
     letter = of(dead, lost)
     assert (letter.key, letter.value) == (b"k", b"\x00\xff")
-    assert letter.headers[0] == ("h", b"1")
+    assert letter.headers[:3] == [("h", b"1"), *TRACE]
     assert letter.by_name["due-error"] == b"no-such-partition"
     assert letter.by_name["due-attempts"] == b"2"
     assert int(letter.by_name["due-failed-first-ms"]) < int(letter.by_name["due-failed-last-ms"])
@@ -101,11 +107,12 @@ def test_a_record_larger_than_the_destination_takes_is_a_dead_letter(live, sende
 
 def test_a_partition_that_is_added_in_time_gets_its_message(live, sender):
     topic = live.topic()
-    sent = sender.produce(topic, "x", partition=1, in_=timedelta(0))
+    sent = sender.produce(topic, "x", headers=dict(TRACE), partition=1, in_=timedelta(0))
     live.admin.create_partitions([NewPartitions(topic, 2)])[topic].result()
 
     (arrived,) = live.inbox_when_there(topic, partitions=2).take(1)
     assert (arrived.id, arrived.partition) == (sent, 1)
+    assert arrived.headers[2:] == list(TRACE)
 
 
 def test_an_expired_message_is_not_delivered(live, dead):
@@ -117,3 +124,63 @@ def test_an_expired_message_is_not_delivered(live, dead):
     letter = of(dead, f"{due_ms:012x}-late")
     assert letter.by_name["due-error"] == b"expired"
     assert letter.by_name["due-attempts"] == b"1"
+
+
+@pytest.fixture
+def api(live, tmp_path):
+    """Where a token is needed, and each has topics of its own."""
+    tokens = {
+        name: {"token": name * 4, "topics": topics}
+        for name, topics in {"shop": [LONG_WAITED], "bank": ["bills"], "root": ["*"]}.items()
+    }
+    known = {name: ApiToken.model_validate(each) for name, each in tokens.items()}
+    settings = alike(live.settings, tmp_path).model_copy(update={"api_tokens": known})
+    running = Running(settings)
+    with httpx.Client(base_url=url(settings), timeout=PATIENCE_S) as client:
+        yield client
+    running.stop()
+
+
+def token_of(name):
+    return {"Authorization": f"Bearer {name * 4}"}
+
+
+def asked_to_cancel(api, identity, name):
+    answer = api.delete(f"/v1/messages/{identity}", headers=token_of(name))
+    return (answer.status_code, answer.json()["reason"] if answer.content else None)
+
+
+def test_a_message_that_waits_for_a_retry_is_cancelled(live, sender, dead, api):
+    live.admin.create_topics([NewTopic(LONG_WAITED, 1)])[LONG_WAITED].exception()
+    lost = sender.produce(LONG_WAITED, "x", partition=7, in_=timedelta(0))
+    sender.flush()
+    live.inbox(live.names.failed).until_id(lost)
+
+    assert asked_to_cancel(api, lost, "bank") == (409, "too-late")
+    # 503, and to be asked again, where the pipeline has not heard of it in time.
+    cancelled = lambda: asked_to_cancel(api, lost, "shop") != (503, "kafka")  # noqa: E731 (as above)
+    eventually(cancelled)
+    # What has failed is read by the pipeline by now, and is kept: for whoever asks again.
+    live.inbox(live.names.failed).until_id(lost)
+    assert asked_to_cancel(api, lost, "root") == (204, None)
+    shown = api.get(f"/v1/messages/{lost}", headers=token_of("shop")).json()
+    assert (shown["attempts"], shown["cancelled"]) == (1, True)
+    hidden = api.get(f"/v1/messages/{lost}", headers=token_of("bank")).json()
+    assert (hidden["reason"], "could not" in hidden["detail"]) == ("too-late", False)
+
+    # It would have been tried again by then, and died.
+    retry_ms = last_failure(MessageId.parse(lost), live.settings, now_ms()).retry_ms
+    later = timedelta(milliseconds=retry_ms - now_ms() + 1_000)
+    of(dead, sender.produce(live.topic(), "later", partition=7, in_=later))
+    assert lost not in {each.id for each in dead.arrived}
+
+
+def test_a_dead_letter_is_too_late_to_cancel_and_the_answer_says_that_it_is_one(
+    live, sender, dead, api
+):
+    lost = sender.produce(live.topic(), "x", partition=7, in_=timedelta(0))
+    of(dead, lost)
+    for ask in (api.delete, api.get):
+        told = ask(f"/v1/messages/{lost}", headers=token_of("root")).json()
+        assert (told["status"], told["reason"]) == (409, "too-late")
+        assert told["detail"].endswith("could not be delivered, and is a dead letter")

@@ -3,6 +3,8 @@
 from datetime import timedelta
 
 import pytest
+from prometheus_client import REGISTRY
+from tests.conftest import eventually
 from tests.system.conftest import PATIENCE_S
 
 from duetime.pipeline.faults import Point, armed
@@ -31,12 +33,19 @@ def test_a_turn_that_fails_before_or_after_it_has_sent_is_repeated_without_what_
 
 def test_what_became_of_failures_is_not_done_again(live, sender):
     dead = live.inbox(live.names.dead)
-    topic = live.topic()
+    topic, before = live.topic(), failures_counted()
     with armed(Point.FAILURES_SENT) as failed:
         first = sender.produce(topic, "x", partition=99, in_=timedelta(0))
         sender.flush()
         assert failed.wait(PATIENCE_S)
     dead.until_id(first)
+    eventually(lambda: failures_counted() == before + 1, failures_counted)
     second = sender.produce(topic, "x", partition=99, in_=timedelta(0))
     arrived = [each.id for each in dead.until_id(second)]
     assert arrived.count(first) == 1
+
+
+def failures_counted():
+    """How often the query of failures was to be started again."""
+    name = "duetime_query_failures_total"
+    return REGISTRY.get_sample_value(name, {"query": "failures"}) or 0

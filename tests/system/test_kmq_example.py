@@ -33,6 +33,6 @@ def test_all_messages_are_done_in_the_end(live):
 
 
 @pytest.mark.hostile
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_all_of_it_in_one_process_comes_to_its_end():
     assert re.search("all 100 messages are done", run("embedded.py"))

@@ -2,11 +2,20 @@
 
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.conftest import small_settings
-from tests.system.conftest import Inbox, Live, await_first_messages, now_ms
+from prometheus_client import REGISTRY
+from tests.conftest import TRACE, eventually, small_settings
+from tests.system.conftest import (
+    PATIENCE_S,
+    Inbox,
+    Live,
+    await_first_messages,
+    now_ms,
+    scraped,
+)
 
 from duetime.admin import create_topics
 from duetime.bench.crash import pipeline_process
@@ -15,7 +24,9 @@ from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
 from duetime.dead import DeadLetters, Selection
 from duetime.local.broker import LocalBroker
+from duetime.local.ports import free_port
 from duetime.pipeline.kafka import REST_S
+from duetime.pipeline.probe import Prober
 from duetime.tables import Cluster
 from duetime.topics import TopicNames
 from duetime.wheel import Wheel
@@ -25,6 +36,15 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 #: Nothing sent to this cluster waits so long, in ms, whatever becomes of the other one: as long as
 #: a query rests that has failed.
 PROMPT_MS = REST_S * 1_000
+
+#: What is counted.
+TAKEN_IN = "duetime_intake_records_total", "native"
+DELIVERED_THERE, DELIVERED_HERE = (
+    ("duetime_delivered_records_total", cluster) for cluster in ("far", "")
+)
+FAILED, DEAD, REJECTED = (
+    f"duetime_{each}_records_total" for each in ("failed", "dead", "rejected")
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +62,7 @@ def live(broker, far, tmp_path_factory):
     found = Live(
         small_settings(
             broker.bootstrap,
-            clusters={"far": Cluster(bootstrap=far.bootstrap)},
+            clusters={"far": Cluster(bootstrap=far.bootstrap, probe_topic="probes")},
             rescue_every_ms=2_000,
             retry_attempts=2,
             retry_backoff_ms=200,
@@ -56,10 +76,11 @@ def live(broker, far, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def running(live):
-    """One pipeline for the tests that leave it alone."""
-    with pipeline_process(live.settings):
+    """One pipeline for the tests that leave it alone; the port where it tells Prometheus."""
+    told = {"metrics_port": free_port(), "probes": False}
+    with pipeline_process(live.settings.model_copy(update=told)):
         await_first_messages(live)
-        yield
+        yield told["metrics_port"]
 
 
 @pytest.fixture
@@ -107,20 +128,21 @@ def test_a_message_arrives_on_the_other_cluster_as_it_was_sent(live, abroad, del
     topic = abroad.topic(partitions=3)
     due_ms = now_ms() + delay_s * 1_000
     address = [("due-topic", topic), ("due-cluster", "far"), ("due-partition", "2")]
-    own = [("h", b"\xff"), ("h", None)]
+    own = [("h", b"\xff"), ("h", None), *TRACE]
     live.send(live.names.native, b"\x00v", b"\xfek", [*address, ("due-at-ms", str(due_ms)), *own])
     live.flush()
     (arrived,) = abroad.inbox(topic).take(1)
     assert (arrived.key, arrived.value, arrived.partition) == (b"\xfek", b"\x00v", 2)
-    assert arrived.headers[-2:] == own
-    assert set(arrived.by_name) == {"due-at-ms", "due-id", "h"}
+    assert arrived.headers[-len(own) :] == own
+    assert set(arrived.by_name) == {"due-at-ms", "due-id", *dict(own)}
     assert arrived.appended_ms >= due_ms
     assert topic not in live.admin.list_topics(timeout=10).topics
 
 
-@pytest.mark.usefixtures("running")
-def test_an_outage_delays_only_messages_for_that_cluster(live, far, abroad):
-    topic, here = abroad.topic(), live.topic()
+def test_an_outage_delays_only_messages_for_that_cluster_and_all_are_counted(
+    live, running, far, abroad
+):
+    topic, here, before = abroad.topic(), live.topic(), counted_anew(live, running)
     first = schedule(live, topic, 1, 0, cluster="far")
     abroad.inbox(topic).take(1)
     with down(far):
@@ -132,6 +154,14 @@ def test_an_outage_delays_only_messages_for_that_cluster(live, far, abroad):
         assert max(each.late_ms for each in punctual) < PROMPT_MS
     arrived = abroad.inbox(topic).take(301)
     assert by_window(arrived) == first + ids
+    told = partial(more_than, before, running, (DELIVERED_THERE, DELIVERED_HERE))
+
+    def all_are_counted():
+        there, here = told().values()
+        # What Kafka's client sends a second time is counted a second time.
+        return there >= 301 and here == 300
+
+    eventually(all_are_counted, told, PATIENCE_S)
 
 
 def by_window(arrived):
@@ -153,7 +183,7 @@ def down(broker):
 def test_what_cannot_be_delivered_there_is_dead_and_can_be_brought_back(live, abroad):
     (topic, known) = "not-there-yet", abroad.topic()
     with Producer(live.settings) as client:
-        lost = client.produce(topic, "1", in_=timedelta(0), cluster="far")
+        lost = client.produce(topic, "1", headers=dict(TRACE), in_=timedelta(0), cluster="far")
         nowhere = client.produce(known, "2", in_=timedelta(0), cluster="nowhere")
         fine = client.produce(known, "3", in_=timedelta(seconds=1), cluster="far")
     assert [each.id for each in abroad.inbox(known).take(1)] == [fine]
@@ -164,7 +194,57 @@ def test_what_cannot_be_delivered_there_is_dead_and_can_be_brought_back(live, ab
     }
     create(abroad, topic)
     assert DeadLetters(live.settings).redrive(Selection(reason="unknown-topic"), SystemClock()) == 1
-    assert abroad.inbox(topic).take(1)[0].value == b"1"
+    (back,) = abroad.inbox(topic).take(1)
+    assert (back.value, back.headers[2:]) == (b"1", list(TRACE))
+
+
+def test_metrics_follow_from_what_was_done(live, running):
+    before = counted_anew(live, running)
+    with Producer(live.settings) as client:
+        lost = client.produce(live.topic(), "x", partition=7, in_=timedelta(0))
+    live.inbox(live.names.dead).until_id(lost)
+
+    # It was tried twice.
+    other = partial(told_since, before, running, {TAKEN_IN: 1, FAILED: 2, DEAD: 1, REJECTED: 0})
+    eventually(lambda: other() == {}, other)
+    found = scraped(running)
+    assert found["duetime_leading"] == 1
+    assert 0 < found["duetime_query_batch_seconds", "failures"] < PATIENCE_S
+
+
+def told_since(before, port, done):
+    """What is told that is not what was done since then: empty where all of it is."""
+    more = more_than(before, port, done)
+    return {each: count for each, count in more.items() if count != done[each]}
+
+
+def more_than(before, port, names):
+    """By how much each is more than then, in the order of the names."""
+    now = scraped(port)
+    return {each: now[each] - before[each] for each in names}
+
+
+def counted_anew(live, port):
+    """What is told, once all that was done before is counted: it is looked every ten seconds."""
+    before = scraped(port)[REJECTED]
+    live.send(live.names.native, "garbage")
+    live.flush()
+    eventually(lambda: scraped(port)[REJECTED] > before)
+    return scraped(port)
+
+
+@pytest.mark.usefixtures("running")
+def test_probes_tell_how_late_messages_come_there(live, abroad):
+    create(abroad, "probes")
+    prober = Prober(live.settings, SystemClock(), "far")
+    prober.start()
+    try:
+        for path in ("lanes", "store"):
+            there = {"cluster": "far", "path": path}
+            arrived = partial(REGISTRY.get_sample_value, "duetime_lateness_seconds_count", there)
+            eventually(arrived, path, PATIENCE_S)
+    finally:
+        prober.close()
 
 
 def create(abroad, topic):

@@ -17,7 +17,7 @@ from duetime.kmq import Queue
 from duetime.kmq.markers import END_VALUE, MarkerKey, start_value
 from duetime.pipeline.faults import Point
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 QUEUE = f"queue_{uuid.uuid4().hex[:8]}"
 
@@ -64,6 +64,7 @@ def worked_on_an_hour_ago(live):
     return {str(offset).encode() for offset in offsets if offset % 200 == 199}
 
 
+@pytest.mark.hostile
 def test_a_tracker_that_was_down_and_is_killed_delivers_again_what_is_open_and_only_once(
     live, tmp_path
 ):

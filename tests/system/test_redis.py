@@ -1,7 +1,4 @@
-"""`duetime run` with messages that wait in Redis: killed, without Redis for a while, and looked at.
-
-One pipeline for all of it: the second, which goes on where the first was killed.
-"""
+"""`duetime run` with messages that wait in Redis, and the commands and the example beside it."""
 
 import json
 import subprocess
@@ -12,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
-from redis import Redis
-from tests.conftest import FROM_OUTSIDE, eventually, local_redis
+from tests.conftest import FROM_OUTSIDE, local_redis
 from tests.system.conftest import PATIENCE_S, Live, await_first_messages, fresh_settings
-from tests.system.test_restart import complete, kill, running, schedule
+from tests.system.test_restart import running
 
 from duetime.admin import create_topics
 from duetime.cli import main
@@ -23,7 +19,7 @@ from duetime.client import Producer
 from duetime.errors import ConfigError
 from duetime.pipeline.runner import Pipeline
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "blackbox" / "caller.py"
 
@@ -59,35 +55,8 @@ def environment(live, server):
 
 
 @pytest.fixture(scope="module")
-def interrupted(live, environment, tmp_path_factory):  # noqa: ARG001 (what it sets)
-    """Where messages come, and their ids: the pipeline is killed in the middle of them."""
-    topic = live.topic()
-    inbox = live.inbox(topic)
-    with running(live, tmp_path_factory.mktemp("first")) as process:
-        await_first_messages(live)
-        ids = schedule(live, topic, 300, over_s=9)
-        inbox.until(lambda: len(inbox.arrived) > 120, "those of the lanes, and the first windows")
-        kill(process)
-    forget_last_commit(Path(live.settings.checkpoint.removeprefix("file://")) / "saving")
-    return topic, ids, inbox
-
-
-def forget_last_commit(checkpoint):
-    """As if it was killed when it had saved a batch and not committed it yet."""
-    numbers = [int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit()]
-    for each in (str(max(numbers)), f".{max(numbers)}.crc"):
-        (checkpoint / "commits" / each).unlink(missing_ok=True)
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    """Where the second pipeline has its log."""
-    return tmp_path_factory.mktemp("second")
-
-
-@pytest.fixture(scope="module")
-def pipeline(live, interrupted, directory):  # noqa: ARG001 (after that)
-    with running(live, directory) as process:
+def pipeline(live, environment, tmp_path_factory):  # noqa: ARG001 (what it sets)
+    with running(live, tmp_path_factory.mktemp("run")) as process:
         # Where Redis does not answer at the start, it does not start.
         await_first_messages(live)
         yield process
@@ -112,37 +81,11 @@ def duetime(capsys, pipeline):  # noqa: ARG001 (it must run)
     return run
 
 
-@pytest.mark.usefixtures("pipeline")
-def test_a_kill_and_an_outage_of_redis_lose_nothing_and_send_nothing_twice(
-    live, server, interrupted, directory
-):
-    topic, ids, inbox = interrupted
-    inbox.until(lambda: len(inbox.arrived) > 290, "what was saved, and is overdue by now")
-    ids |= schedule(live, topic, 100, over_s=8)
-    server.kill()
-    ids |= schedule(live, topic, 50, over_s=6)
-    # Longer than its client tries: a batch is begun again, and windows are past by then.
-    eventually(lambda: "query failed query=saving" in said_in(directory))
-    eventually(lambda: time.time() * 1_000 > max(int(each[:12], 16) for each in ids))
-    server.start()
-    complete(live, topic, inbox, ids)
-    inbox.until(lambda: not waiting(server), "everything to be settled")
-
-
 def test_a_pipeline_does_not_start_over_a_server_that_would_evict(live, tmp_path):
     with local_redis(tmp_path, {"maxmemory-policy": "allkeys-lru"}) as server:
         settings = live.settings.model_copy(update={"store": SecretStr(server.url)})
         with pytest.raises(ConfigError, match="maxmemory-policy allkeys-lru"):
             Pipeline(settings).start()
-
-
-def said_in(directory):
-    return "".join(path.read_text() for path in directory.glob("log-*"))
-
-
-def waiting(server):
-    with Redis.from_url(server.url) as client:
-        return [key for key in client.scan_iter() if b":m:" in key]
 
 
 @pytest.mark.usefixtures("example")

@@ -12,23 +12,30 @@ import pyspark
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
-from tests.conftest import FROM_OUTSIDE, configure
+from tests.conftest import FROM_OUTSIDE, configure, eventually
+from tests.snippets import SHELL, changed
+from tests.system.test_recurring import MINUTE, every_minute, of_each_policy, wait_for_runs_at
 
-import duetime
 from duetime.admin import create_topics
 from duetime.bench import crash
 from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
-from duetime.local.jars import pipeline_jars
 from duetime.local.process import GuardedProcess
 from duetime.message import WAITING_HEADERS, MessageId
 from duetime.pipeline.faults import Point
-from duetime.pipeline.session import JVM_OPTIONS
+from duetime.recurrence import GRACE_MS, LEAD_MS
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 #: How long a stop may take, in seconds: 10 for itself, and something for a busy machine.
 STOP_S = 15
+
+#: Where a pipeline is to be killed before the first run of a series, that is due so much later at
+#: least, in ms.
+SOON_MS = 30_000
+
+#: How long an outage may last in which two runs are missed, in seconds.
+OUTAGE_S = 300.0
 
 #: What was in flight is finished in more than one batch.
 IN_BATCHES = {"DUETIME_BATCH_RECORDS": "300", "PYSPARK_PYTHON": sys.executable}
@@ -44,12 +51,15 @@ def live(down, tmp_path_factory):
 
 
 def spark_submit():
-    """What docs/operating.md has for who hands it to Spark."""
+    """What docs/operating.md has for who hands it to Spark, with the programs of these tests.
+
+    It has arguments of its own: any that follow are not looked at.
+    """
+    (block,) = (each for each in SHELL if "spark-submit" in each.text)
     submit = Path(pyspark.__path__[0]) / "bin" / "spark-submit"
-    jars = ",".join(map(str, pipeline_jars()))
-    java = ["--driver-memory", "1g", "--driver-java-options", " ".join((*JVM_OPTIONS, "-Xms1g"))]
-    main = Path(duetime.__path__[0]) / "__main__.py"
-    return [submit, "--master", "local[64]", *java, "--jars", jars, main]
+    # `exec`, so that whoever ends the process ends Spark.
+    own = {"python -c": f"{sys.executable} -c", "spark-submit": f"exec {submit}", "2g": "1g"}
+    return ["/bin/bash", "-euc", changed(block, own)]
 
 
 @contextmanager
@@ -194,6 +204,7 @@ def test_a_kill_between_two_steps_of_a_turn_loses_nothing_and_sends_nothing_twic
         complete(live, topic, inbox, ids)
 
 
+@pytest.mark.hostile
 def test_after_a_kill_what_was_cancelled_stays_so_and_garbage_stops_nothing(live, tmp_path):
     from duetime.client import Producer as Client  # noqa: PLC0415 (another Producer is above)
 
@@ -223,3 +234,51 @@ def test_after_a_kill_what_was_cancelled_stays_so_and_garbage_stops_nothing(live
         inbox.until(lambda: len(inbox.arrived) >= 3 + len(ids) - 1, "what was sent meanwhile")
     assert len(arrived) == 3 + len(ids) - 1
     assert not {cancelled, unheard} & {each.id for each in arrived}
+
+
+@pytest.mark.hostile
+def test_a_kill_loses_no_run_of_a_series_and_sends_none_twice(live, tmp_path):
+    """Each schedules the next one: of those that were missed a thousand at a time do."""
+    topic = live.topic()
+    inbox = live.inbox(topic)
+    with running(live, tmp_path) as process:
+        ids = every_minute(live, topic, "killed", ago=3_500, for_ms=2 * MINUTE)
+        inbox.until(lambda: len(inbox.arrived) >= 1_000, "the first thousand")
+        kill(process)
+    with running(live, tmp_path, DUETIME_FAULT=Point.RECURRING_SENT) as process:
+        # It is killed with more of them sent, and not committed.
+        inbox.until(lambda: not process.running, "the fault")
+    with running(live, tmp_path):
+        complete(live, topic, inbox, ids)
+
+
+@pytest.mark.hostile
+def test_a_kill_before_the_first_run_of_a_series_loses_none_and_sends_none_twice(live, tmp_path):
+    topic = live.topic()
+    inbox = live.inbox(topic)
+    with running(live, tmp_path, DUETIME_FAULT=Point.RECURRING_NOTED) as process:
+        ids = every_minute(live, topic, "noted", ago=1_500, for_ms=MINUTE)
+        inbox.until(lambda: not process.running, "the fault")
+    assert not inbox.arrived
+    with running(live, tmp_path):
+        complete(live, topic, inbox, ids)
+
+
+@pytest.mark.hostile
+def test_runs_missed_while_no_pipeline_runs_are_made_up_for_as_the_policy_says(live, tmp_path):
+    """Down for some three minutes: nothing says sooner that a run is missed."""
+    topic = live.topic()
+    inbox = live.inbox(topic)
+    with running(live, tmp_path) as process:
+        before = schedule(live, topic, 1, over_s=0)
+        inbox.until_id(*before)
+        first_ms = -(-(now_ms() + SOON_MS) // MINUTE) * MINUTE
+        names, ids, third_ms = of_each_policy(live, topic, first_ms)
+        wait_for_runs_at(live, names, first_ms)
+        kill(process)
+    assert now_ms() < first_ms - LEAD_MS
+    missed_ms = first_ms + MINUTE + GRACE_MS
+    eventually(lambda: now_ms() > missed_ms, "the end of the outage", OUTAGE_S)
+    with running(live, tmp_path):
+        wait_for_runs_at(live, names, third_ms)
+        complete(live, topic, inbox, ids | before)

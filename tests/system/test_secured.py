@@ -25,7 +25,7 @@ from duetime.local.ports import free_port
 from duetime.local.properties import HOST
 from duetime.reach import require_kafka
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 USER, PASSWORD = "duetime", 's"e\\cret'
 

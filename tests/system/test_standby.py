@@ -2,15 +2,19 @@
 
 import signal
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from tests.conftest import eventually
+from tests.system.conftest import scraped
+from tests.system.test_recurring import MINUTE, every_minute
 from tests.system.test_restart import complete, live, running, schedule
 
 from duetime.bench.crash import children, send_signal
 from duetime.clock import SystemClock
+from duetime.local.ports import free_port
 from duetime.status import status
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.hostile, pytest.mark.timeout(600)]
@@ -60,14 +64,20 @@ def await_leader(live, is_it):
 def test_a_standby_takes_over_and_each_message_comes_once(live, tmp_path, how):
     topic = live.topic()
     inbox = live.inbox(topic)
-    with running(live, tmp_path), running(live, tmp_path):
+    with told(live, tmp_path) as one, told(live, tmp_path) as other:
         first = leader_of(live, standbys=1)
+        leader, standby = sorted((one, other), key=lambda each: each.pid != first)
+        eventually(leader.leads)
+        assert not standby.leads()
         jvms = children(first)
         ids = schedule(live, topic, 1_500, over_s=30)
+        # A thousand at a time of what was missed, and the last at its minute.
+        ids |= every_minute(live, topic, f"standby.{how.name}", ago=3_500, for_ms=MINUTE)
         inbox.until(lambda: len(inbox.arrived) > 100, "the first messages")
         send_signal(first, how)
         gone_s = time.monotonic()
         another_leads(live, first)
+        eventually(standby.leads)
         # What its producer was sending is not sent when it goes on: it does not.
         assert jvms
         assert not any(map(is_alive, jvms))
@@ -80,6 +90,24 @@ def test_a_standby_takes_over_and_each_message_comes_once(live, tmp_path, how):
         if how is signal.SIGSTOP:
             # It starts again in its process.
             assert leader_of(live, standbys=1) != first
+
+
+@contextmanager
+def told(live, directory):
+    """A pipeline that tells Prometheus whether it leads."""
+    port = free_port()
+    with running(live, directory, DUETIME_METRICS_PORT=str(port), DUETIME_PROBES="false") as found:
+        yield Told(found.pid, port)
+
+
+class Told(NamedTuple):
+    """Such a pipeline."""
+
+    pid: int
+    port: int
+
+    def leads(self):
+        return scraped(self.port)["duetime_leading"] == 1
 
 
 def is_alive(pid):

@@ -98,7 +98,8 @@ def _told(error: BaseException) -> int:
 
 def _sentence(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
-        text = error.format_message().rstrip(".") + _help_hint(error)
+        # Of a group without a command, all that is said is its help, which has been shown.
+        text = (error.format_message() or "a command is missing").rstrip(".") + _help_hint(error)
     elif isinstance(error, DuetimeError):
         text = error.detail
     elif isinstance(error, KafkaException):

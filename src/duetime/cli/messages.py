@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from duetime.cancelling import cancel_surely, not_waiting
+from duetime.cancelling import cancel_surely, find_waiting
 from duetime.cli.connect import connected
 from duetime.cli.display import facts, record_facts, when
 from duetime.cli.options import (
@@ -27,10 +27,10 @@ from duetime.clock import SystemClock, delay, instant
 from duetime.config import Settings
 from duetime.errors import InvalidMessage, Reason
 from duetime.message import MessageId
-from duetime.outgoing import Wanted, due_time_ms, new_unique, scheduled
+from duetime.outgoing import Wanted, new_unique
 from duetime.reach import create_by_asking, require_intake
 from duetime.recurrence import Recurrence
-from duetime.recurring import recurring, start_time_ms
+from duetime.recurring import record_of
 from duetime.reschedule import reschedule as reschedule_message
 from duetime.stores import Found
 from duetime.stores.opening import open_reader
@@ -125,9 +125,7 @@ def show(
     """Show all about a message that waits."""
     identity = MessageId.parse(message_id)
     settings, now_ms = connected(kafka, config, store), SystemClock().now_ms()
-    found = open_reader(settings).find(identity, now_ms)
-    if found is None:
-        raise not_waiting(identity, settings, now_ms)
+    found = find_waiting(identity, open_reader(settings), settings, now_ms)
     if value:
         sys.stdout.buffer.write(found.value or b"")
         return
@@ -138,6 +136,8 @@ def cancel(
     message_id: Id, *, kafka: Kafka = None, store: Store = None, config: Config = None
 ) -> None:
     """Cancel a message, with a definite answer.
+
+    One that could not be delivered, and waits to be tried again, is cancelled, too.
 
     Exit code 0: it will not be delivered. 3: too late. 4: no such message waits.
     """
@@ -185,12 +185,7 @@ def _refuse_bad(  # noqa: PLR0913, PLR0917 (what `produce` is given)
     """Raise InvalidMessage for what cannot be taken, before anybody is asked anything."""
     now_ms = SystemClock().now_ms()
     unique = new_unique() if own_id is None else own_id
-    if recurrence is not None:
-        start_ms = start_time_ms(at, in_, now_ms)
-        recurring(wanted, recurrence, settings, start_ms=start_ms, now_ms=now_ms, name=unique)
-        return
-    due_ms = due_time_ms(at, in_, now_ms)
-    scheduled(wanted, settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
+    record_of(wanted, recurrence, settings, at=at, in_=in_, now_ms=now_ms, unique=unique)
 
 
 def _recurrence(

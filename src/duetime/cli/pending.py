@@ -147,7 +147,7 @@ def _list(found: Sequence[Found], now_ms: int, limit: int) -> None:
 def _row(found: Found, now_ms: int) -> tuple[str, ...]:
     return (
         str(found.id),
-        when(found.id.due_ms, now_ms),
+        when(found.due_ms, now_ms),
         found.topic,
         "" if found.key is None else printable(found.key),
         size(len(found.value or b"")),
@@ -157,8 +157,8 @@ def _row(found: Found, now_ms: int) -> tuple[str, ...]:
 def _message_json(found: Found) -> dict[str, Any]:
     return {
         "id": str(found.id),
-        "due_at_ms": found.id.due_ms,
-        "due": format_instant(found.id.due_ms),
+        "due_at_ms": found.due_ms,
+        "due": format_instant(found.due_ms),
         "topic": found.topic,
         "partition": found.partition,
         "cluster": found.cluster,

@@ -31,6 +31,7 @@ from duetime.message import (
     MessageId,
 )
 from duetime.outgoing import Header
+from duetime.producing import enqueue
 from duetime.stores.records import headers_of
 from duetime.topics import OVERHEAD_BYTES, TopicNames, visible
 
@@ -202,23 +203,18 @@ class Forwarding:
             elif error is not None:
                 self._failed(error, message)
 
-        while True:
-            try:
-                self._producer.produce(
-                    topic,
-                    value=record.value(),
-                    key=record.key(),
-                    headers=list(headers),
-                    partition=partition,
-                    on_delivery=report,
-                )
-            except BufferError:
-                self._producer.poll(0.1)
-            except confluent_kafka.KafkaException as error:
-                self._failed(error.args[0], message)
-                return
-            else:
-                return
+        try:
+            enqueue(
+                self._producer,
+                topic,
+                value=record.value(),
+                key=record.key(),
+                headers=headers,
+                partition=partition,
+                on_delivery=report,
+            )
+        except confluent_kafka.KafkaException as error:
+            self._failed(error.args[0], message)
 
     def _note(self, partition: int, end: int) -> None:
         # What was found is to be found again, until it has been passed.

@@ -10,12 +10,10 @@ from duetime.delayed.options import ConsumerOptions
 from duetime.delayed.retries import Tried, dead_headers, retry_headers
 from duetime.errors import KafkaError
 from duetime.outgoing import ANY_PARTITION, Header
+from duetime.producing import enqueue
 
 #: How long what was put off may take to arrive, in seconds.
 TIMEOUT_S = 30.0
-
-#: How long to wait for room in a full local queue before looking again, in seconds.
-FULL_QUEUE_S = 0.1
 
 #: The largest that librdkafka allows: what a topic takes is for the broker to say.
 MOST_BYTES = 1_000_000_000
@@ -100,29 +98,24 @@ class PuttingOff:
                 self._options.shared()
                 | {"acks": "all", "enable.idempotence": True, "message.max.bytes": MOST_BYTES}
             )
-        while not self._queued(self._producer, sending):
-            self._producer.poll(FULL_QUEUE_S)
-        self._producer.poll(0)
 
-    def _queued(self, producer: confluent_kafka.Producer, sending: Sending) -> bool:
         def report(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
             if error is not None:
                 self._note(error, sending)
 
         try:
-            producer.produce(
+            enqueue(
+                self._producer,
                 sending.topic,
                 value=sending.record.value(),
                 key=sending.record.key(),
-                headers=list(sending.headers),
+                headers=sending.headers,
                 partition=sending.partition,
                 on_delivery=report,
             )
-        except BufferError:
-            return False
         except confluent_kafka.KafkaException as error:
             self._note(error.args[0], sending)
-        return True
+        self._producer.poll(0)
 
     def _note(self, error: confluent_kafka.KafkaError, sending: Sending) -> None:
         again = sending.instead if error.code() in REFUSED else None

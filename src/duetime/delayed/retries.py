@@ -9,6 +9,7 @@ from typing import Self
 
 from confluent_kafka import Message
 
+from duetime.backoff import doubled_ms
 from duetime.clock import duration_ms
 from duetime.errors import Reason
 from duetime.message import (
@@ -48,7 +49,7 @@ class Policy:
         """How long the wait after so many tries is: what was asked for, or the back-off."""
         if retry_in is not None:
             return max(0, duration_ms(retry_in))
-        return int(min(self.backoff_ms * 2 ** min(attempts - 1, 30), self.backoff_max_ms))
+        return doubled_ms(attempts, self.backoff_ms, self.backoff_max_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ markers and notes alone, and should not wait for the rest.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from duetime.kmq.breaker import BreakerPolicy
@@ -17,7 +17,9 @@ __all__ = ["BreakerPolicy", "Message", "Queue"]
 _MODULES = {"BreakerPolicy": "breaker", "Message": "message", "Queue": "queue"}
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 (whatever is asked for)
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__} has no attribute {name}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+if not TYPE_CHECKING:  # a checker would take every misspelt name for one of these
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__} has no attribute {name}")
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -10,6 +10,7 @@ from duetime.client import producer_properties
 from duetime.config import Settings
 from duetime.errors import KafkaError
 from duetime.kmq.markers import END_VALUE, GIVEN_BACK, GivenBack, MarkerKey, start_value
+from duetime.producing import enqueue
 
 #: Called with what went wrong, if something did.
 OnMarker = Callable[[confluent_kafka.KafkaError | None, confluent_kafka.Message], None]
@@ -18,9 +19,6 @@ log = logging.getLogger(__name__)
 
 #: How long start markers may take to be acknowledged, in seconds.
 TIMEOUT_S = 30.0
-
-#: How long to wait for room in a full local queue before looking again, in seconds.
-FULL_QUEUE_S = 0.1
 
 #: Markers are small, and batches of them are not: a few ms of company is worth it.
 LINGER_MS = 2
@@ -88,37 +86,25 @@ class Marking:
         told: OnMarker,
         headers: Sequence[tuple[str, bytes]] = (),
     ) -> None:
-        while not self._queued(key, value, told, headers):
-            self._producer.poll(FULL_QUEUE_S)
-        if self._is_closed:
-            self._producer.flush(TIMEOUT_S)
-        else:
-            self._producer.poll(0)
-
-    def _queued(
-        self,
-        key: MarkerKey,
-        value: bytes,
-        told: OnMarker,
-        headers: Sequence[tuple[str, bytes]],
-    ) -> bool:
         try:
-            self._producer.produce(
+            enqueue(
+                self._producer,
                 self._topic,
-                value,
-                key.encoded(),
+                value=value,
+                key=key.encoded(),
+                headers=headers,
                 # Where its message is: so all markers of a message stay in order.
                 partition=key.partition,
-                headers=list(headers),
                 on_delivery=told,
             )
-        except BufferError:
-            return False
         except confluent_kafka.KafkaException as error:
             raise KafkaError(
                 f"a marker cannot be written to {self._topic} ({error.args[0].str()})"
             ) from error
-        return True
+        if self._is_closed:
+            self._producer.flush(TIMEOUT_S)
+        else:
+            self._producer.poll(0)
 
     def _told(self, error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
         if error is not None:

@@ -1,10 +1,7 @@
 """Everything that waits, as a DataFrame."""
 
-from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import Window as W
@@ -22,14 +19,10 @@ from duetime.message import (
     STATE,
     WAITING_HEADERS,
 )
-from duetime.pipeline.claims import RECORD_TYPE
+from duetime.pipeline.claims import RECORD_TYPE, RowReader
 from duetime.pipeline.kafka import read_ranges
-from duetime.stores.opening import open_rows
 from duetime.stores.reader import WheelReader
 from duetime.topics import TopicNames
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 #: What is read of a record.
 COLUMNS = ("key", "value", "headers", "topic", "partition", "offset")
@@ -50,7 +43,7 @@ def pending(spark: SparkSession, settings: Settings | None = None) -> DataFrame:
     In the wheel, and in another store where there is one. Cancelled messages are left out, and of
     those with one id all but one. `size` is that of key, value and headers in bytes. A message that
     is tried again is due when its next try is. What is delivered before the DataFrame is read is
-    missing in it.
+    missing in it, and so is what duetime sends to itself, as for the next run of a series.
 
     Raises KafkaError.
     """
@@ -63,28 +56,12 @@ def pending(spark: SparkSession, settings: Settings | None = None) -> DataFrame:
         found.append(records.select(*COLUMNS))
     if settings.store_kind != "kafka":
         parts = spark.range(0, PARTS, 1, PARTS)
-        found.append(parts.mapInArrow(PartReader(settings), RECORD_TYPE).select(*COLUMNS))
+        everything = RowReader(settings, lambda rows, part: rows.everything(part, PARTS))
+        found.append(parts.mapInArrow(everything, RECORD_TYPE).select(*COLUMNS))
     if not found:
         return spark.createDataFrame([], PENDING)
-    return reduce(DataFrame.unionAll, found).transform(waiting_messages)
-
-
-@dataclass(frozen=True)
-class PartReader:
-    """Reads parts of a store of rows in an executor, in Python, some records at a time."""
-
-    settings: Settings
-
-    def __call__(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        """The records of the parts whose numbers it is given."""
-        # Only who has another store than Kafka needs what this imports.
-        from duetime.stores.arrow import batch_of  # noqa: PLC0415
-
-        rows, topic = open_rows(self.settings), TopicNames(self.settings).store
-        for batch in batches:
-            for part in batch.column(0).to_pylist():
-                for records in rows.everything(part, PARTS):
-                    yield batch_of(records, topic)
+    waiting = reduce(DataFrame.unionAll, found).transform(waiting_messages)
+    return waiting.where(~F.col("topic").isin(TopicNames(settings).own))
 
 
 def waiting_messages(records: DataFrame) -> DataFrame:
