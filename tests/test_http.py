@@ -182,7 +182,7 @@ def test_what_waits_is_found_and_cancelled_and_rescheduled(
 def test_what_waits_is_listed_and_counted_page_by_page(
     settings, wheel, now_ms, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("duetime.api.messages.MOST_READ", 2)
+    monkeypatch.setattr("duetime.api.listed.MOST_READ", 2)
     due = [now_ms + 60_000 + each for each in range(5)]
     sent = [str(wheel.message("orders", at, key="k")) for at in due]
     wheel.message("others", due[0])

@@ -81,7 +81,7 @@ def test_rejected_records_are_listed_and_shown(api, settings, topics):  # noqa: 
 
 @pytest.mark.system
 def test_messages_are_found_by_key_a_bounded_look_at_a_time(api, wheel, now_ms, monkeypatch):
-    monkeypatch.setattr("duetime.api.messages.MOST_READ", 2)
+    monkeypatch.setattr("duetime.api.listed.MOST_READ", 2)
     due = [now_ms + MINUTE_MS + each for each in range(5)]
     sent = [str(wheel.message("orders", at, key=f"k{at % 2}")) for at in due]
 

@@ -6,7 +6,16 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from duetime import __version__
-from duetime.api import dashboard, dead, messages, problems, recurring, rejected, state
+from duetime.api import (
+    dashboard,
+    dead,
+    listed,
+    messages,
+    problems,
+    recurring,
+    rejected,
+    state,
+)
 from duetime.api.desk import open_desk
 from duetime.api.document import Api, may_be
 from duetime.api.guard import Guard
@@ -37,8 +46,9 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for router in (messages.router, recurring.router, dead.router, rejected.router, state.router):
-        app.include_router(router)
+    parts = (messages, listed, recurring, dead, rejected, state)
+    for part in parts:
+        app.include_router(part.router)
     dashboard.install(app)
     problems.install(app)
     app.add_middleware(Guard, settings=settings)

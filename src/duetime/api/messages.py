@@ -1,10 +1,10 @@
-"""/v1/messages: schedule, look, cancel, reschedule.
+"""/v1/messages: schedule, look, cancel, reschedule; `listed` lists them.
 
 What waits for Kafka's clients is a plain function, and runs in a thread; scheduling, of which there
 is most, stays in the event loop.
 """
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
@@ -19,8 +19,6 @@ from duetime.api.examples import DUE_MS, ID
 from duetime.api.models import (
     Accepted,
     AcceptedMany,
-    Page,
-    Summary,
     Waiting,
     accepted,
     body,
@@ -29,21 +27,17 @@ from duetime.api.models import (
 from duetime.api.problems import IdTaken, Invalid
 from duetime.api.spooled import as_found
 from duetime.api.tokens import Caller
-from duetime.api.wanted import Due, From, Limit, NewMessage, To, Topic
+from duetime.api.wanted import Due, NewMessage
 from duetime.asking import all_series
 from duetime.cancelling import cancel_surely, find_waiting, found_soon, not_waiting
-from duetime.clock import delay, instant, parse_instant
+from duetime.clock import delay, instant
 from duetime.errors import InvalidMessage, Reason, TooLate, UnknownMessage
 from duetime.message import ID_PATTERN, LATEST_MS, MessageId
 from duetime.outgoing import Outgoing, new_uniques
 from duetime.reschedule import reschedule
 from duetime.stores import Found
-from duetime.stores.listing import after, place
 
 router = APIRouter(prefix="/v1/messages", tags=["messages"], responses=may_be(401))
-
-#: The most that are read for one page.
-MOST_READ = 10_000
 
 Id = Annotated[
     str,
@@ -54,8 +48,6 @@ Id = Annotated[
         json_schema_extra={"pattern": plain(ID_PATTERN)},
     ),
 ]
-Key = Annotated[str | None, Query(description="Those with this key, as text.", examples=["17"])]
-Failed = Annotated[bool, Query(description="Those alone that are tried again.", examples=[True])]
 RetryMs = Annotated[
     int | None,
     Query(
@@ -65,8 +57,6 @@ RetryMs = Annotated[
         examples=[DUE_MS],
     ),
 ]
-Cursor = Annotated[str | None, Query(description="As the last page had it.", examples=[ID])]
-
 #: Of what is asked about one that may not wait any more.
 GONE = may_be(404, 409, 422)
 
@@ -103,40 +93,6 @@ async def schedule(wanted: Wanted, desk: AtDesk, caller: ByCaller) -> JSONRespon
     told = [accepted(each.name, each.id.due_ms) for each in records]
     content = {"messages": told} if isinstance(wanted, list) else told[0]
     return JSONResponse(content, HTTPStatus.CREATED if sending.in_kafka else HTTPStatus.ACCEPTED)
-
-
-@router.get("", responses=may_be(422))
-def list_messages(  # noqa: PLR0913 (a parameter each)
-    desk: AtDesk,
-    caller: ByCaller,
-    *,
-    topic: Topic = None,
-    from_: From = None,
-    to: To = None,
-    key: Key = None,
-    failed: Failed = False,
-    cursor: Cursor = None,
-    limit: Limit = 100,
-) -> Page:
-    """Messages that wait, by due time, without those that are cancelled.
-
-    Kafka has no index of them, so they are read: 10,000 a request at most. Where few have the key,
-    or failed, a page is short although others follow: the cursor goes on. Those for other topics
-    than `topic` are read, too, and not counted: where it has few, all that waits is read. Where
-    that takes too long (503, `timeout`), ask for less with `from` and `to`.
-    """
-    last = MessageId.parse(cursor) if cursor else None
-    from_ms = last.due_ms if last else _bound_ms(from_)
-    found = desk.reader.messages(
-        desk.clock.now_ms(), topic=topic, from_ms=from_ms, to_ms=_bound_ms(to)
-    )
-    wanted = None if key is None else key.encode(errors="surrogatepass")
-
-    def takes(each: Found) -> bool:
-        is_meant = wanted in (None, each.key) and not (failed and each.retry is None)
-        return is_meant and caller.allows(each.topic)
-
-    return _page(after(found, last) if last else found, takes, limit)
 
 
 @router.get("/{id}", responses=GONE)
@@ -229,26 +185,6 @@ def _check_series(names: Container[str], desk: Desk, caller: Caller) -> None:
     for each in all_series(desk.settings):
         if each.name in names and not caller.allows(each.topic):
             raise IdTaken(f"id {each.name} is the name of another series: choose another")
-
-
-def _bound_ms(text: str | None) -> int | None:
-    return None if text is None else parse_instant(text)
-
-
-def _page(messages: Iterator[Found], takes: Callable[[Found], bool], limit: int) -> Page:
-    """The next ones, after so many or so much reading; where more follow, the cursor says it."""
-    taken = list[Found]()
-    last: Found | None = None
-    for number, each in enumerate(messages):
-        if len(taken) == limit or number == MOST_READ:
-            cursor = str(place(last)) if last else None
-            break
-        last = each
-        if takes(each):
-            taken.append(each)
-    else:
-        cursor = None
-    return Page(messages=[Summary(**summary(each)) for each in taken], cursor=cursor)
 
 
 def _found(identity: MessageId, desk: Desk, caller: Caller, retry_ms: int | None = None) -> Found:
