@@ -28,6 +28,7 @@ from duetime.stores.kafka import KafkaStore
 from duetime.stores.opening import open_reader, open_store
 from duetime.stores.redis.shards import Shards
 from duetime.stores.rows import Record, Row, name_of, packed
+from duetime.stores.selection import Position
 from duetime.topics import TopicNames
 
 pytestmark = pytest.mark.system
@@ -408,6 +409,41 @@ def test_what_is_tried_again_is_listed_and_found_by_the_time_of_that(kept, reade
     assert found.retry == (failed.due_ms, 3, now_ms - MINUTE + 1)
     assert reader.find(failed.id, now_ms) is None
     assert reader.find(later.id, now_ms, retry_ms=failed.due_ms) is None
+
+
+def test_what_is_due_at_once_is_listed_alike_by_every_store_from_any_of_it_on(kept, reader, now_ms):
+    kept.forget()
+    due_ms = now_ms + 5 * MINUTE
+    # In the order of their names, which is none in which they came.
+    retried = [
+        Sent(due_ms=due_ms, first_ms=now_ms - ms, unique=unique)
+        for ms, unique in ((2, "z"), (1, "a-b"), (1, "a"), (1, "a~1"))
+    ]
+    first = [Sent(due_ms=due_ms, unique=unique) for unique in ("B", "a", "a-b", "a.b", "b", "b~1")]
+    ordered = [*retried, *first]
+    kept.save(*ordered[::2], *ordered[:4], *reversed(ordered))
+    within = {"from_ms": due_ms, "to_ms": due_ms + 1}
+    listed = list(reader.messages(now_ms, **within))
+    assert [each.id for each in listed] == [each.id for each in ordered]
+    for number, each in enumerate(listed, 1):
+        behind = reader.messages(now_ms, after=each.position, to_ms=due_ms + 1)
+        assert list(behind) == listed[number:]
+        assert Position.parse(each.position.name) == each.position
+
+
+def test_of_what_waits_those_are_listed_whose_topic_is_allowed(kept, reader, now_ms):
+    kept.forget()
+    mine, others = (Sent(due_ms=now_ms + 5 * MINUTE, topic=topic) for topic in ("mine", "others"))
+    kept.save(mine, others)
+    asked = []
+
+    def allows(topic):
+        asked.append(topic)
+        return topic == "mine"
+
+    assert [each.id for each in reader.messages(now_ms, allows=allows)] == [mine.id]
+    assert sorted(asked) == ["mine", "others"]
+    assert list(reader.messages(now_ms, allows=allows, topic="others")) == []
 
 
 def test_100_000_messages_come_out_once_each(kept, store, claim, read, soon_ms):

@@ -131,6 +131,22 @@ def test_a_page_goes_on_where_the_last_message_is_gone(api, wheel, now_ms):
     assert [each["id"] for each in page["messages"]] == sent[1:]
 
 
+def test_a_page_passes_over_nothing_that_is_cascaded_meanwhile(api, wheel, settings, now_ms):
+    due_ms = now_ms + 3 * MINUTE_MS
+    early = wheel.message("orders", due_ms, unique="early", level=2)
+    wheel.message("orders", due_ms - 1, unique="before", level=1)
+    late = wheel.message("orders", due_ms, unique="late", level=1)
+    query = {"from": format_instant(due_ms), "limit": 1}
+    first = api.get("/v1/messages", params=query).json()
+    wheel.message("orders", due_ms, unique="early", level=1)
+    empty_wheel(settings, levels=[2])
+
+    second = api.get("/v1/messages", params=query | {"cursor": first["cursor"]}).json()
+
+    shown = [each["id"] for page in (first, second) for each in page["messages"]]
+    assert shown == [str(early), str(late)]
+
+
 def test_what_waits_is_counted_by_slot(api, wheel, now_ms):
     identity = wheel.message("orders", now_ms + 10_000)
 
@@ -189,12 +205,12 @@ def test_who_asks_for_a_cancel_again_is_answered_alike_when_nothing_is_left_to_t
     assert api.delete(f"/v1/messages/{identity}").status_code == 204
 
 
-def empty_wheel(settings):
-    """As it is once its slots were settled."""
+def empty_wheel(settings, levels=None):
+    """As it is once its slots were settled, on all levels or on some."""
     admin = AdminClient(librdkafka_properties(settings))
     slots = [
         TopicPartition(f"{settings.namespace}.wheel.{level}", each, OFFSET_END)
-        for level in range(settings.wheel_levels)
+        for level in levels or range(settings.wheel_levels)
         for each in range(settings.wheel.ring)
     ]
     for freed in admin.delete_records(slots).values():

@@ -17,6 +17,7 @@ from duetime.pipeline.notices import notices
 from duetime.stores.aerospike import AerospikeStore
 from duetime.stores.aerospike.cache import MessageCache
 from duetime.stores.aerospike.leases import LEASE_MS
+from duetime.stores.aerospike.reader import AerospikeReader
 from duetime.wheel import Slot
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
@@ -254,6 +255,21 @@ def test_what_is_saved_again_stays_as_it_is_and_another_of_that_id_waits_beside_
     assert sum(each.count for each in store.pending(NOW_MS)) == 1
     cache.keep(row(NOW_MS, offset=1))
     assert sum(each.count for each in store.pending(NOW_MS)) == 2
+
+
+def test_what_waits_is_listed_by_name_each_once_without_the_cancelled_and_from_any_on(
+    cache, settings
+):
+    uniques = ["b", "a-b", "a", "B", "gone", "b~1"]
+    cache.keep(*(row(NOW_MS, each) for each in uniques), row(NOW_MS, "gone", is_cancel=True))
+    # Another record with each id waits beside the first.
+    cache.keep(*(row(NOW_MS, each, offset=1) for each in uniques))
+    reader = AerospikeReader(settings)
+    listed = list(reader.messages(NOW_MS))
+    assert [each.id.unique for each in listed] == ["B", "a", "a-b", "b", "b~1"]
+    for number, each in enumerate(listed, 1):
+        assert list(reader.messages(NOW_MS, after=each.position)) == listed[number:]
+    assert list(reader.messages(NOW_MS, allows=lambda topic: topic != "orders")) == []
 
 
 def test_of_more_than_a_claim_takes_each_message_is_with_its_cancel(cache, settings):

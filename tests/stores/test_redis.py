@@ -15,6 +15,7 @@ from duetime.stores.redis.keys import shard_keys, shard_of
 from duetime.stores.redis.reader import RedisReader
 from duetime.stores.redis.shards import Shards
 from duetime.stores.rows import name_of
+from duetime.stores.selection import Position
 
 pytestmark = pytest.mark.system
 
@@ -329,6 +330,23 @@ def test_a_store_that_does_not_exist_is_refused_without_repeating_it(store):
     with pytest.raises(ConfigError, match="setting store: must be kafka, redis://") as refused:
         load_settings(store=store)
     assert "postgres" not in str(refused.value)
+
+
+def test_many_that_are_due_at_once_are_listed_from_any_on_while_others_are_claimed(
+    settings, shards, opened, monkeypatch
+):
+    monkeypatch.setattr("duetime.stores.redis.reader.PAGE", 7)
+    early = [row(NOW_MS - each, f"early{each}") for each in range(1, 50)]
+    rows = [row(NOW_MS, f"m{each:03}") for each in range(200)]
+    shards.save([*early, *rows])
+    reader, store = RedisReader(settings), opened()
+    behind = [str(each.id) for each in reader.messages(NOW_MS, after=Position(NOW_MS, "z"))]
+    assert behind == []
+    found = reader.messages(NOW_MS, after=Position.of(rows[100].id, NOW_MS))
+    listed = [str(next(found).id)]
+    assert sum(each.count for each in store.overdue(NOW_MS)) == len(early)
+    listed += [str(each.id) for each in found]
+    assert listed == [each.id for each in rows[101:]]
 
 
 def test_a_listing_passes_over_nothing_when_others_claim_meanwhile(settings, shards, opened):

@@ -1,5 +1,7 @@
 """Records as stores of rows keep them, and as Spark hands them over."""
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -8,8 +10,11 @@ from hypothesis import strategies as st
 from duetime.message import WAITING_HEADERS, MessageId
 from duetime.stores.arrow import COLUMNS, HEADERS, VALUES, batch_of, rows_of
 from duetime.stores.rows import (
+    FIND_BYTES,
+    FIND_FIRST,
     Record,
     Row,
+    found_in_parts,
     lost,
     name_of,
     packed,
@@ -31,6 +36,24 @@ records = st.builds(
     nullable_bytes,
     st.lists(st.tuples(st.text(max_size=10), nullable_bytes), max_size=8),
 )
+
+
+def test_large_messages_are_looked_at_a_few_at_a_time():
+    asked = []
+
+    def find(size_bytes):
+        def found(names):
+            asked.append(len(names))
+            return [SimpleNamespace(name=each, value=bytes(size_bytes)) for each in names]
+
+        return found
+
+    names = [str(each) for each in range(100)]
+    assert [each.name for each in found_in_parts(names, find(10))] == names
+    assert asked == [FIND_FIRST, 100 - FIND_FIRST]
+    asked.clear()
+    assert [each.name for each in found_in_parts(names, find(FIND_BYTES // 3))] == names
+    assert max(asked[1:]) <= 3
 
 
 @given(records)

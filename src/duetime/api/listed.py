@@ -1,5 +1,6 @@
 """GET /v1/messages: what waits, page by page."""
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
@@ -11,9 +12,8 @@ from duetime.api.examples import ID
 from duetime.api.models import Page, Summary, summary
 from duetime.api.wanted import From, Limit, To, Topic
 from duetime.clock import parse_instant
-from duetime.message import MessageId
 from duetime.stores import Found
-from duetime.stores.listing import after, place
+from duetime.stores.selection import Position
 
 router = APIRouter(prefix="/v1/messages", tags=["messages"], responses=may_be(401))
 
@@ -42,38 +42,54 @@ def list_messages(  # noqa: PLR0913 (a parameter each)
 
     Kafka has no index of them, so they are read: 10,000 a request at most. Where few have the key,
     or failed, a page is short although others follow: the cursor goes on. Those for other topics
-    than `topic` are read, too, and not counted: where it has few, all that waits is read. Where
-    that takes too long (503, `timeout`), ask for less with `from` and `to`.
+    than `topic`, and those that the token does not allow, are read, too, and not counted: where
+    few are left, all that waits is read. Where that takes too long (503, `timeout`), ask for less
+    with `from` and `to`.
     """
-    last = MessageId.parse(cursor) if cursor else None
-    from_ms = last.due_ms if last else _bound_ms(from_)
     found = desk.reader.messages(
-        desk.clock.now_ms(), topic=topic, from_ms=from_ms, to_ms=_bound_ms(to)
+        desk.clock.now_ms(),
+        topic=topic,
+        allows=in_time(caller.allows, desk.settings.api_request_seconds),
+        from_ms=_bound_ms(from_),
+        to_ms=_bound_ms(to),
+        after=Position.parse(cursor) if cursor else None,
     )
     wanted = None if key is None else key.encode(errors="surrogatepass")
 
     def takes(each: Found) -> bool:
-        is_meant = wanted in (None, each.key) and not (failed and each.retry is None)
-        return is_meant and caller.allows(each.topic)
+        return wanted in (None, each.key) and not (failed and each.retry is None)
 
-    return _page(after(found, last) if last else found, takes, limit)
+    return page_of(found, takes, limit)
+
+
+def in_time(allows: Callable[[str], bool], most_s: float) -> Callable[[str], bool]:
+    """The same for so long. Then nobody waits for the answer: it raises TimeoutError."""
+    until_s = time.monotonic() + most_s
+
+    def allows_in_time(topic: str) -> bool:
+        if time.monotonic() > until_s:
+            raise TimeoutError("what waits takes longer to read than api_request_seconds")
+        return allows(topic)
+
+    return allows_in_time
 
 
 def _bound_ms(text: str | None) -> int | None:
     return None if text is None else parse_instant(text)
 
 
-def _page(messages: Iterator[Found], takes: Callable[[Found], bool], limit: int) -> Page:
+def page_of(messages: Iterator[Found], takes: Callable[[Found], bool], limit: int) -> Page:
     """The next ones, after so many or so much reading; where more follow, the cursor says it."""
-    taken = list[Found]()
-    last: Found | None = None
+    taken = list[Summary]()
+    last: Position | None = None
     for number, each in enumerate(messages):
         if len(taken) == limit or number == MOST_READ:
-            cursor = str(place(last)) if last else None
+            cursor = last.name if last else None
             break
-        last = each
+        last = each.position
         if takes(each):
-            taken.append(each)
+            # Without its payload: a page of those would be large.
+            taken.append(Summary(**summary(each)))
     else:
         cursor = None
-    return Page(messages=[Summary(**summary(each)) for each in taken], cursor=cursor)
+    return Page(messages=taken, cursor=cursor)

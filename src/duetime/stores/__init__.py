@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, Unpack
 
 from duetime.message import LATEST_MS, MessageId
+from duetime.stores.selection import Asked, Position
 from duetime.wheel import Slot
 
 
@@ -101,6 +102,11 @@ class Found:
         """Until when it waits, epoch ms: what its id says, or its next attempt."""
         return self.retry.at_ms if self.retry else self.id.due_ms
 
+    @property
+    def position(self) -> Position:
+        """Where it comes in a list."""
+        return Position.of(str(self.id), self.due_ms)
+
 
 ClaimT = TypeVar("ClaimT", bound=Claim)
 
@@ -171,17 +177,11 @@ class Reader(Protocol):
         ...
 
     def messages(
-        self,
-        now_ms: int,
-        *,
-        topic: str | None = None,
-        from_ms: int | None = None,
-        to_ms: int | None = None,
-        limit: int | None = None,
+        self, now_ms: int, *, limit: int | None = None, **asked: Unpack[Asked]
     ) -> Iterator[Found]:
-        """The messages that wait, by due time, without cancelled ones.
+        """The messages that wait, by their positions, without cancelled ones; each once.
 
-        Those for `topic`, due from `from_ms` up to, not including, `to_ms`, and at most `limit`.
+        Those that are asked for, and at most `limit`.
         """
         ...
 

@@ -7,19 +7,23 @@ every record that can have the same due time is known, cancels too, whatever lev
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from duetime.message import MessageId
+from duetime.message import LATEST_MS
 from duetime.stores import Found, OffsetRange
 from duetime.stores.records import Entry, RangeReader
+from duetime.stores.selection import Position, Selection
 from duetime.wheel import Slot
 
 #: The most of one stretch that is held in memory, in bytes. A longer one is read several times.
 HELD_BYTES = 64 * 1024 * 1024
 
-#: Before any record: offsets begin at 0.
-BEFORE_ALL = (-1, -1)
+#: Before any message, and behind any.
+BEFORE_ALL, BEHIND_ALL = Position(-1, ""), Position(LATEST_MS + 1, "")
+
+#: A message and where it comes.
+Placed = tuple[Position, Entry]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +41,6 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """Which messages are asked for: due from `from_ms` up to, not including, `to_ms`."""
-
-    from_ms: int
-    to_ms: int
-    topic: str | None = None
-
-    def takes(self, entry: Entry) -> bool:
-        """Whether the message is one of them. A cancel, which names no topic, counts too."""
-        to_topic = entry.topic is None or self.topic in (None, entry.topic)
-        return to_topic and self.from_ms <= entry.due_ms < self.to_ms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """One look through some stretches."""
 
@@ -58,77 +48,75 @@ class Listing:
     stretches: Sequence[Stretch]
     selection: Selection
     held_bytes: int = HELD_BYTES
-    _cancelled: set[MessageId] = field(default_factory=set, init=False)
+    #: By their positions: a cancel of another instant than its message's cancels nothing.
+    _cancelled: set[Position] = field(default_factory=set, init=False)
 
     def __iter__(self) -> Iterator[Found]:
-        """Messages by due time, and by arrival where that is the same; each id once."""
-        due_ms, seen = -1, set[str]()
-        for entry in self._merged():
-            if entry.due_ms != due_ms:
-                due_ms, seen = entry.due_ms, set()
-            if entry.id.unique not in seen and entry.id not in self._cancelled:
-                seen.add(entry.id.unique)
+        """Messages by their positions, each once."""
+        last: Position | None = None
+        streams = [self._stream(stretch) for stretch in self.stretches]
+        for position, entry in heapq.merge(*streams, key=_position):
+            if entry is not None and position != last and position not in self._cancelled:
+                last = position
                 yield entry.found(cancelled=False)
 
-    def _merged(self) -> Iterator[Entry]:
-        streams = [self._stream(stretch) for stretch in self.stretches]
-        for _, entry in heapq.merge(*streams, key=lambda each: each[0]):
-            if entry is not None:
-                yield entry
-
-    def _stream(self, stretch: Stretch) -> Iterator[tuple[tuple[int, int], Entry | None]]:
+    def _stream(self, stretch: Stretch) -> Iterator[tuple[Position, Entry | None]]:
         # The merge takes a stream's first element at once and the second when the first's time has
         # come: until then nothing is read.
-        yield (stretch.start_ms, -1), None
+        yield Position(stretch.start_ms, ""), None
         after, complete = BEFORE_ALL, False
         while not complete:
             entries, complete = self._part(stretch, after)
-            for entry in entries:
-                yield entry.order, entry
-            after = entries[-1].order if entries else after
+            yield from entries
+            after = entries[-1][0] if entries else after
 
-    def _part(self, stretch: Stretch, after: tuple[int, int]) -> tuple[list[Entry], bool]:
+    def _part(self, stretch: Stretch, after: Position) -> tuple[list[Placed], bool]:
         """The next messages after these, as many as may be held, and whether they are the last."""
-        held: list[tuple[int, int, Entry]] = []
-        room, complete = self.held_bytes, True
-        for entry in self._selected(stretch):
-            if entry.order > after:
-                heapq.heappush(held, (-entry.due_ms, -entry.offset, entry))
-                room -= entry.size_bytes
-            while room < 0 and len(held) > 1:
-                room += heapq.heappop(held)[-1].size_bytes
-                complete = False
-        return [entry for *_, entry in sorted(held, reverse=True)], complete
+        held, size_bytes, last = list[Placed](), 0, BEHIND_ALL
+        for position, entry in self._selected(stretch):
+            if not after < position < last:
+                continue
+            held.append((position, entry))
+            size_bytes += entry.size_bytes
+            if size_bytes > self.held_bytes and len(held) > 1:
+                held, size_bytes = _nearest(held, self.held_bytes // 2)
+                last = held[-1][0]
+        held.sort(key=_position)
+        return held, last is BEHIND_ALL
 
-    def _selected(self, stretch: Stretch) -> Iterator[Entry]:
+    def _selected(self, stretch: Stretch) -> Iterator[Placed]:
         """The messages asked for; cancels are noted on the way."""
         for entry in self.reader.entries([stretch.range]):
-            if not self.selection.takes(entry):
+            position = entry.position
+            if not self.selection.takes(entry.topic, position):
                 continue
             if entry.topic is None:
-                self._cancelled.add(entry.id)
+                self._cancelled.add(position)
             else:
-                yield entry
+                yield position, entry
 
 
-def place(found: Found) -> MessageId:
-    """Where it is in a listing: its id, but with the time at which it is due now."""
-    return MessageId(due_ms=found.due_ms, unique=found.id.unique)
+def merged(streams: Iterable[Iterator[Found]]) -> Iterator[Found]:
+    """The messages of all, each of which has them by their positions; each once."""
+    last: Position | None = None
+    for each in heapq.merge(*streams, key=lambda found: found.position):
+        if each.position != last:
+            last = each.position
+            yield each
 
 
-def after(messages: Iterator[Found], last: MessageId) -> Iterator[Found]:
-    """Of messages that begin at the due time of `last`, a place, those that follow it.
-
-    Where it waits no more, all of them: a message may be seen twice, but none is passed over.
-    """
-    same: list[Found] = []
-    for each in messages:
-        if place(each) == last:
+def _nearest(held: list[Placed], most_bytes: int) -> tuple[list[Placed], int]:
+    """The first of them, as many as have so many bytes, and how many those are; one at least."""
+    # A sort that keeps the order of what is alike: of duplicates, the first.
+    held.sort(key=_position)
+    kept, size_bytes = list[Placed](), 0
+    for each in held:
+        if kept and size_bytes + each[1].size_bytes > most_bytes:
             break
-        same.append(each)
-        if each.due_ms > last.due_ms:
-            yield from same
-            break
-    else:
-        yield from same
-    yield from messages
+        kept.append(each)
+        size_bytes += each[1].size_bytes
+    return kept, size_bytes
+
+
+def _position(placed: tuple[Position, object]) -> Position:
+    return placed[0]

@@ -1,16 +1,17 @@
 """Which store the settings name. What another than Kafka needs is imported only then."""
 
-import heapq
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from duetime.config import Settings
 from duetime.errors import SetupError
 from duetime.message import MessageId
 from duetime.stores import Found, Pending, Reader, Store
+from duetime.stores.listing import merged
 from duetime.stores.reader import WheelReader
+from duetime.stores.selection import Asked
 from duetime.topics import TopicNames
 
 if TYPE_CHECKING:
@@ -105,21 +106,12 @@ class Readers:
         )
 
     def messages(
-        self,
-        now_ms: int,
-        *,
-        topic: str | None = None,
-        from_ms: int | None = None,
-        to_ms: int | None = None,
-        limit: int | None = None,
+        self, now_ms: int, *, limit: int | None = None, **asked: Unpack[Asked]
     ) -> Iterator[Found]:
-        """The messages of all, by due time."""
-        streams = [
-            each.messages(now_ms, topic=topic, from_ms=from_ms, to_ms=to_ms)
-            for each in self._readers
-        ]
-        merged = heapq.merge(*streams, key=lambda found: found.due_ms)
-        return islice((found for found in merged if found.topic not in self._own), limit)
+        """The messages of all, by their positions, each once."""
+        streams = [each.messages(now_ms, **asked) for each in self._readers]
+        shown = (found for found in merged(streams) if found.topic not in self._own)
+        return islice(shown, limit)
 
     def close(self) -> None:
         """Close all."""

@@ -6,14 +6,16 @@ through the wheel: it is neither found nor counted.
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Unpack
 
 from duetime.config import Settings
-from duetime.message import LATEST_MS, MessageId
+from duetime.message import MessageId
 from duetime.stores import Found, OffsetRange, Pending
-from duetime.stores.listing import Listing, Selection, Stretch
+from duetime.stores.listing import Listing, Stretch
 from duetime.stores.offsets import Offsets
 from duetime.stores.places import Place, WheelPlaces
 from duetime.stores.records import Entry, RangeReader
+from duetime.stores.selection import Asked, Selection
 from duetime.topics import TopicNames
 from duetime.wheel import Slot
 
@@ -44,28 +46,18 @@ class WheelReader:
         ]
 
     def messages(
-        self,
-        now_ms: int,
-        *,
-        topic: str | None = None,
-        from_ms: int | None = None,
-        to_ms: int | None = None,
-        limit: int | None = None,
+        self, now_ms: int, *, limit: int | None = None, **asked: Unpack[Asked]
     ) -> Iterator[Found]:
-        """The messages that wait, by due time, and by arrival where that is the same.
+        """The messages that wait, by due time, and by name where that is the same.
 
         One that failed is due when it is tried again.
 
-        Those for `topic`, due from `from_ms` up to, not including, `to_ms`. Cancelled ones are left
-        out, and of those with one id all but one. Only the slots that overlap the range are read,
-        each as it was when the look began; of a slot some 64 MiB are held at a time, and a larger
-        one is read several times. Raises KafkaError.
+        Those that are asked for. Cancelled ones are left out, and of those with one id all but one.
+        Only the slots that overlap the range of time are read, each as it was when the look began;
+        of a slot some 64 MiB are held at a time, and a larger one is read several times. Raises
+        KafkaError.
         """
-        selection = Selection(
-            from_ms=0 if from_ms is None else from_ms,
-            to_ms=LATEST_MS + 1 if to_ms is None else to_ms,
-            topic=topic,
-        )
+        selection = Selection.of(**asked)
         stretches = [
             each
             for each in self._stretches(now_ms)

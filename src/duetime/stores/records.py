@@ -12,6 +12,7 @@ from duetime.connection import librdkafka_properties
 from duetime.errors import InvalidMessage, KafkaError
 from duetime.message import DUE_ID, STATE, WAITING_HEADERS, MessageId
 from duetime.stores import Found, OffsetRange, Retry
+from duetime.stores.selection import Position
 
 #: A header's name and value.
 Header = tuple[str, bytes | None]
@@ -82,9 +83,9 @@ class Entry(NamedTuple):
         return self.retry.at_ms if self.retry else self.at_ms
 
     @property
-    def order(self) -> tuple[int, int]:
-        """By due time, and by arrival where that is the same."""
-        return self.due_ms, self.offset
+    def position(self) -> Position:
+        """Where it comes in a list; a cancel, where what it cancels would."""
+        return Position.of(str(self.id), self.due_ms)
 
     @property
     def size_bytes(self) -> int:

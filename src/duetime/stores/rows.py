@@ -8,7 +8,7 @@ header's name and value as MessagePack, which every language reads:
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgpack
@@ -16,6 +16,7 @@ import msgpack
 from duetime.message import WAITING_HEADERS, MessageId
 from duetime.stores import Found
 from duetime.stores.records import Header, address
+from duetime.stores.selection import Position
 
 #: partition, offset, timestamp.
 PLACE = struct.Struct(">iqq")
@@ -23,8 +24,10 @@ PLACE = struct.Struct(">iqq")
 #: How the name of a cancel begins: it waits beside the message that it is for.
 CANCEL_MARK = "!"
 
-#: Between an id and the instant of a retry: the message itself may not be settled yet.
-RETRY_MARK = "/"
+
+#: About how many bytes of what is looked at are held at once, and how many records at first and at
+#: most.
+FIND_BYTES, FIND_FIRST, FIND_MOST = 4 * 1024 * 1024, 10, 500
 
 
 class Row(NamedTuple):
@@ -106,6 +109,20 @@ def portions(rows: Iterable[Row], most: int, most_bytes: int) -> Iterator[list[R
         yield group
 
 
+def found_in_parts(
+    names: Sequence[str], find: Callable[[Sequence[str]], Sequence[Found]]
+) -> Iterator[Found]:
+    """The messages that are found under the names, as few at a time as are large."""
+    start, size = 0, FIND_FIRST
+    while start < len(names):
+        some = names[start : start + size]
+        found = find(some)
+        yield from found
+        start += len(some)
+        average = sum(len(each.value or b"") for each in found) // len(some) + 1
+        size = min(max(FIND_BYTES // average, 1), FIND_MOST)
+
+
 def with_cancel(name: str) -> tuple[str, str]:
     """The names of a message and of its cancel, from either."""
     message = name.removeprefix(CANCEL_MARK)
@@ -120,7 +137,7 @@ def names_of(id: MessageId, retry_ms: int | None) -> tuple[str, str]:  # noqa: A
 
 def name_of(id: str, due_ms: int, *, is_cancel: bool) -> str:  # noqa: A002 (what all call it)
     """What a record is called in the store."""
-    name = id if id[:12] == f"{due_ms:012x}" else f"{id}{RETRY_MARK}{due_ms}"
+    name = Position.of(id, due_ms).name
     return CANCEL_MARK + name if is_cancel else name
 
 

@@ -1,17 +1,24 @@
 """Looking at what waits in Aerospike, by its index over due times."""
 
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Unpack
 
 from duetime.config import Settings
 from duetime.message import LATEST_MS, MessageId
 from duetime.stores import Found, Pending
-from duetime.stores.aerospike.cache import BATCH, MessageCache
+from duetime.stores.aerospike.cache import MessageCache
 from duetime.stores.aerospike.fields import record_of
-from duetime.stores.rows import CANCEL_MARK, names_of
+from duetime.stores.listing import merged
+from duetime.stores.rows import CANCEL_MARK, PLACE, found_in_parts, names_of
+from duetime.stores.selection import Asked, Position, Selection
 from duetime.stores.stretches import stretches_of
+
+#: What the name of another record with the id of one that is there ends with: its place.
+ANOTHER = re.compile(rf"~[0-9a-f]{{{2 * PLACE.size}}}$")
 
 
 class AerospikeReader:
@@ -49,26 +56,35 @@ class AerospikeReader:
         self,
         now_ms: int,  # noqa: ARG002 (what all take)
         *,
-        topic: str | None = None,
-        from_ms: int | None = None,
-        to_ms: int | None = None,
         limit: int | None = None,
+        **asked: Unpack[Asked],
     ) -> Iterator[Found]:
         """The messages that wait, by due time, without cancelled ones; all due times are held."""
-        end_ms = LATEST_MS if to_ms is None else to_ms
-        waiting = self._cache.due(from_ms or 0, end_ms)
-        names = [each.name for each in sorted(waiting, key=lambda each: each.due_ms)]
-        wanted = (each for each in self._found(names) if topic in (None, each.topic))
+        selection = Selection.of(**asked)
+        names = self._names(selection)
+        found = merged([found_in_parts(names, self._found)])
+        wanted = (each for each in found if selection.is_for(each.topic))
         yield from islice(wanted, limit)
 
     def close(self) -> None:
         """Nothing is held open for it."""
 
-    def _found(self, names: Sequence[str]) -> Iterator[Found]:
-        cancelled = {name[1:] for name in names if name.startswith(CANCEL_MARK)}
-        left = [name for name in names if name not in cancelled]
-        for start in range(0, len(left), BATCH):
-            there = self._cache.found(left[start : start + BATCH])
-            for name in there:
-                if found := record_of(there[name]).found():
-                    yield found
+    def _names(self, selection: Selection) -> list[str]:
+        """Those that are asked for, as they are called in the store, in order."""
+        waiting = self._cache.due(selection.from_ms, selection.to_ms)
+        cancelled = {each.name[1:] for each in waiting if each.name.startswith(CANCEL_MARK)}
+        placed = sorted(
+            (Position(each.due_ms, ANOTHER.sub("", each.name)), each.name)
+            for each in waiting
+            if not each.name.startswith(CANCEL_MARK)
+        )
+        return [
+            name
+            for position, name in placed
+            if position.name not in cancelled and position > selection.behind
+        ]
+
+    def _found(self, names: Sequence[str]) -> list[Found]:
+        there = self._cache.found(names)
+        found = [record_of(there[name]).found() for name in names if name in there]
+        return [each for each in found if each]

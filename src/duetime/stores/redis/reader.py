@@ -1,17 +1,19 @@
 """Looking at what waits in Redis: counts by sorted sets alone, messages in order of time."""
 
-import heapq
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
-from typing import NamedTuple, cast
+from typing import NamedTuple, Unpack, cast
 
 from duetime.config import Settings
-from duetime.message import LATEST_MS, MessageId
+from duetime.message import MessageId
 from duetime.stores import Found, Pending
+from duetime.stores.listing import merged
 from duetime.stores.redis.connect import answering, client
 from duetime.stores.redis.keys import ShardKeys, shard_of
 from duetime.stores.redis.shards import Shards
-from duetime.stores.rows import CANCEL_MARK, names_of, unpacked
+from duetime.stores.rows import CANCEL_MARK, found_in_parts, names_of, unpacked
+from duetime.stores.selection import Asked, Position, Selection
 from duetime.stores.stretches import stretches_of
 
 #: How many names are looked at at a time.
@@ -68,18 +70,14 @@ class RedisReader:
         self,
         now_ms: int,  # noqa: ARG002 (what all take)
         *,
-        topic: str | None = None,
-        from_ms: int | None = None,
-        to_ms: int | None = None,
         limit: int | None = None,
+        **asked: Unpack[Asked],
     ) -> Iterator[Found]:
         """The messages that wait, by due time, without cancelled ones; some hundreds are held."""
-        first_ms = 0 if from_ms is None else from_ms
-        last_ms = LATEST_MS if to_ms is None else to_ms - 1
+        selection = Selection.of(**asked)
         with answering(self._settings):
-            streams = [self._stream(each, first_ms, last_ms) for each in self._sources()]
-            merged = heapq.merge(*streams, key=lambda each: each[0])
-            wanted = (found for _, found in merged if topic in (None, found.topic))
+            streams = [self._stream(each, selection) for each in self._sources()]
+            wanted = (each for each in merged(streams) if selection.is_for(each.topic))
             yield from islice(wanted, limit)
 
     def close(self) -> None:
@@ -98,34 +96,51 @@ class RedisReader:
             firsts = pipeline.execute()
         return min((int(first[0][1]) for first in firsts if first), default=now_ms)
 
-    def _stream(self, source: Source, first_ms: int, last_ms: int) -> Iterator[tuple[float, Found]]:
-        passed = set[bytes]()
-        while page := self._page(source.set_name, first_ms, last_ms, passed):
-            names = [name.decode() for name, _ in page]
-            cancels = [CANCEL_MARK + name for name in names]
-            packed = self._shards.packed(source.keys, names + cancels)
-            pairs = zip(packed[: len(names)], packed[len(names) :], strict=True)
-            for (_, due_ms), (message, cancel) in zip(page, pairs, strict=True):
-                found = unpacked(message).found() if message and cancel is None else None
-                if found:
-                    yield due_ms, found
-            # By time and not by rank: what is claimed meanwhile leaves the set in front.
-            if page[-1][1] > first_ms:
-                first_ms, passed = int(page[-1][1]), set()
-            passed |= {name for name, due_ms in page if due_ms == first_ms}
+    def _stream(self, source: Source, selection: Selection) -> Iterator[Found]:
+        # In a sorted set, too, names come in order where their times are the same.
+        last = passed = selection.behind
+        while page := self._page(source.set_name, last, selection.to_ms):
+            left = [each.name for each in page if each > passed]
+            names = [each for each in left if not each.startswith(CANCEL_MARK)]
+            yield from found_in_parts(names, partial(self._found, source.keys))
+            last, passed = page[-1], max(passed, page[-1])
 
-    def _page(
-        self, set_name: str, first_ms: int, last_ms: int, passed: set[bytes]
-    ) -> list[tuple[bytes, float]]:
-        """The next names from then on, by due time; of the first ms, some are `passed`."""
-        found = client(self._settings).zrange(
-            set_name,
-            first_ms,
-            last_ms,
-            byscore=True,
-            offset=0,
-            num=PAGE + len(passed),
-            withscores=True,
-        )
-        page = cast("list[tuple[bytes, float]]", found)
-        return [each for each in page if each[0] not in passed]
+    def _found(self, keys: ShardKeys, names: Sequence[str]) -> list[Found]:
+        """The messages of these names, without cancelled ones."""
+        packed = self._shards.packed(keys, [*names, *(CANCEL_MARK + name for name in names)])
+        pairs = zip(packed[: len(names)], packed[len(names) :], strict=True)
+        found = [
+            unpacked(message).found() for message, cancel in pairs if message and cancel is None
+        ]
+        return [each for each in found if each]
+
+    def _page(self, set_name: str, last: Position, to_ms: int) -> list[Position]:
+        """The next names behind this one; where it is not there, from the first of its ms on."""
+        found = self._following(set_name, last)
+        if found is None:
+            asked = client(self._settings).zrange(
+                set_name,
+                last.due_ms,
+                to_ms,
+                byscore=True,
+                offset=0,
+                num=PAGE,
+                withscores=True,
+            )
+            found = _positions(asked)
+        return [each for each in found if each.due_ms < to_ms]
+
+    def _following(self, set_name: str, last: Position) -> list[Position] | None:
+        """The next names behind this one, which has to be there: else None."""
+        redis = client(self._settings)
+        while (rank := cast("int | None", redis.zrank(set_name, last.name))) is not None:
+            found = _positions(redis.zrange(set_name, rank, rank + PAGE, withscores=True))
+            # What is claimed meanwhile leaves the set in front: then its rank is another.
+            if found and found[0] == last:
+                return found[1:]
+        return None
+
+
+def _positions(found: object) -> list[Position]:
+    pairs = cast("list[tuple[bytes, float]]", found)
+    return [Position(int(due_ms), name.decode()) for name, due_ms in pairs]

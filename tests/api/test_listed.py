@@ -1,0 +1,88 @@
+"""Pages of what waits, without a broker but for what a token must not learn."""
+
+import time
+import tracemalloc
+
+import pytest
+from tests.api.conftest import problem_of
+from tests.api.test_tokens import ALL, SHOP, bearer, limited
+
+from duetime.api.listed import in_time, page_of
+from duetime.errors import InvalidMessage
+from duetime.message import MessageId
+from duetime.stores import Found, Retry
+from duetime.stores.selection import Position
+
+MINUTE_MS = 60_000
+
+
+def found(unique, value=None, *, due_ms=17, retry=None):
+    return Found(
+        id=MessageId(due_ms=due_ms, unique=unique),
+        topic="orders",
+        partition=None,
+        cluster=None,
+        expires_ms=None,
+        key=None,
+        value=value,
+        headers=(),
+        cancelled=False,
+        retry=retry,
+    )
+
+
+def test_a_page_of_large_messages_holds_none_of_their_payloads():
+    many = (found(f"m{each}", bytes(1_000_000)) for each in range(200))
+    tracemalloc.start()
+    page = page_of(many, lambda _: True, 1_000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [each.value_bytes for each in page.messages] == [1_000_000] * 200
+    assert peak < 20_000_000
+
+
+def test_a_cursor_tells_a_retry_from_a_message_that_is_due_then():
+    same_ms = [found("a", due_ms=1_000), found("a", due_ms=5, retry=Retry(1_000, 3, 6))]
+    first, second = (page_of(iter([each, each]), lambda _: True, 1).cursor for each in same_ms)
+    assert first != second
+    assert {Position.parse(each).due_ms for each in (first, second)} == {1_000}
+
+
+@pytest.mark.parametrize("text", ["", "a", "0000000003e8-a/", "0000000003e8-a/x", f"1-a/{2**48}"])
+def test_a_cursor_that_is_none_is_refused(text):
+    with pytest.raises(InvalidMessage):
+        Position.parse(text)
+
+
+def test_what_waits_is_read_no_longer_than_somebody_waits_for_it(monkeypatch):
+    allows = in_time(lambda topic: topic == "orders", 30)
+    assert allows("orders")
+    assert not allows("invoices")
+    late_s = time.monotonic() + 31
+    monkeypatch.setattr("time.monotonic", lambda: late_s)
+    with pytest.raises(TimeoutError):
+        allows("orders")
+
+
+@pytest.mark.system
+def test_a_token_learns_nothing_of_others_messages_from_a_cursor(
+    serving, settings, wheel, now_ms, monkeypatch
+):
+    monkeypatch.setattr("duetime.api.listed.MOST_READ", 2)
+    client = serving(limited(settings), headers=bearer(SHOP))
+    for each in range(4):
+        wheel.message("invoices", now_ms + MINUTE_MS + each, unique=f"secret-{each}")
+    nothing = client.get("/v1/messages").json()
+    assert nothing == {"messages": [], "cursor": None}
+    mine = [
+        str(wheel.message("orders-eu", now_ms + MINUTE_MS + each, unique=f"mine-{each}"))
+        for each in range(3)
+    ]
+    page = client.get("/v1/messages").json()
+    assert [each["id"] for each in page["messages"]] == mine[:2]
+    assert page["cursor"] == mine[1]
+    last = client.get("/v1/messages", params={"cursor": mine[1]}).json()
+    assert ([each["id"] for each in last["messages"]], last["cursor"]) == (mine[2:], None)
+    others = client.get("/v1/messages", headers=bearer(ALL)).json()
+    assert len(others["messages"]) == 2
+    assert problem_of(client.get("/v1/messages", params={"cursor": "x"})) == (422, "bad-id")
