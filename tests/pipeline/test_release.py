@@ -7,6 +7,7 @@ from tests.conftest import SetClock
 
 from duetime.pipeline.release import Release
 from duetime.standing import RESCUES_TOLD, Rescue
+from duetime.stores import ANY_TIME, DueTimes, OffsetRange
 from duetime.stores.kafka import KafkaStore
 
 pytestmark = pytest.mark.system
@@ -43,6 +44,14 @@ def test_each_rescue_is_noted_with_its_time_its_number_and_when_its_slots_were_d
 
     assert release.rescues == (Rescue(clock.ms, 4, second_ms, second_ms + 2 * SECOND),)
     assert release.rescued == 4
+
+
+def test_a_rescue_tells_when_its_slots_were_due_as_far_as_that_is_known(release, now_ms):
+    known = DueTimes(now_ms, now_ms + SECOND)
+    claims = [OffsetRange("t", 0, 0, 1, due=each) for each in (ANY_TIME, known)]
+    release._note(claims, now_ms)
+    release._note(claims[:1], now_ms)
+    assert release.rescues == (Rescue(now_ms, 2, *known), Rescue(now_ms, 1, *ANY_TIME))
 
 
 def test_the_latest_rescues_are_kept(release, wheel, clock, now_ms):

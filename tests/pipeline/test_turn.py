@@ -9,7 +9,8 @@ from tests.conftest import RECORD
 from duetime.config import Settings
 from duetime.message import WAITING_HEADERS, MessageId
 from duetime.pipeline.lanes import looked_at_again, waited
-from duetime.pipeline.turn import Turn
+from duetime.pipeline.planned import Observed
+from duetime.pipeline.turn import Turn, count_cancelled
 from duetime.pipeline.written import Written
 from duetime.topics import TopicNames
 
@@ -89,6 +90,12 @@ def test_a_cancelled_message_is_not_sent_whichever_came_first(turned):
         waiting(17, "a"), cancel(17, "a"), cancel(18, "b"), waiting(18, "b"), waiting(18, "c")
     )
     assert [unique_of(row) for row in rows] == ["c"]
+
+
+def test_a_turn_that_was_sent_is_over_though_nobody_can_say_how_many_were_cancelled(caplog):
+    # What observed them is gone, as after a JVM that ended.
+    count_cancelled(Observed(rows=None, node=None))
+    assert [each.levelname for each in caplog.records] == ["WARNING"]
 
 
 def test_messages_come_out_by_due_time_and_by_arrival_where_that_is_the_same(turned):

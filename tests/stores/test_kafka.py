@@ -5,7 +5,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from duetime.connection import librdkafka_properties
-from duetime.stores import OffsetRange
+from duetime.errors import KafkaError
+from duetime.stores import ANY_TIME, OffsetRange
 from duetime.stores.kafka import KafkaStore
 
 pytestmark = pytest.mark.system
@@ -89,6 +90,42 @@ def test_what_is_overdue_for_many_turns_of_the_ring_was_due_from_its_own_slot_on
     (claim,) = store.overdue(later_ms)
     assert claim.due.from_ms == settings.wheel.start_ms(slot)
     assert later_ms - settings.wheel.ring * SECOND <= claim.due.to_ms <= later_ms + 2 * SECOND
+
+
+def test_where_what_is_settled_is_not_freed_it_is_not_known_when_the_rest_was_due(
+    store, wheel, settings, now_ms
+):
+    slot = settings.wheel.place(now_ms + 10 * SECOND, now_ms)
+    wheel.message("orders", now_ms + 10 * SECOND)
+    store._keeping.free = lambda *_: None
+    store.settle(store.due(slot))
+    wheel.message("orders", now_ms + 10 * SECOND, level=0)
+    (claim,) = store.overdue(now_ms + 17 * MINUTE)
+    assert (claim.count, claim.due) == (1, ANY_TIME)
+
+
+def test_what_is_overdue_is_taken_up_though_nobody_can_say_when_it_was_due(
+    store, wheel, now_ms, monkeypatch, caplog
+):
+    wheel.message("orders", now_ms + 10 * SECOND)
+
+    def refuse(_places):
+        raise KafkaError("is the broker up?")
+
+    monkeypatch.setattr(store._offsets, "first_appended_ms", refuse)
+    (claim,) = store.overdue(now_ms + 17 * MINUTE)
+    assert (claim.count, claim.due) == (1, ANY_TIME)
+    assert [each.levelno for each in caplog.records] == [logging.WARNING]
+
+
+def test_what_someone_removes_just_now_was_due_at_no_time_before_1970(
+    store, wheel, now_ms, monkeypatch
+):
+    wheel.message("orders", now_ms + 10 * SECOND)
+    gone = lambda places: dict.fromkeys(places, -1)  # noqa: E731 (as Kafka says it)
+    monkeypatch.setattr(store._offsets, "first_appended_ms", gone)
+    (claim,) = store.overdue(now_ms + 17 * MINUTE)
+    assert claim.due == ANY_TIME
 
 
 def test_what_was_settled_is_no_loss_at_the_next_start(store, wheel, settings, now_ms, caplog):

@@ -10,6 +10,7 @@ from duetime.errors import ConfigError, StoreError
 from duetime.local.ports import free_port
 from duetime.local.properties import HOST
 from duetime.message import MessageId
+from duetime.stores import ANY_TIME
 from duetime.stores.opening import check_store, open_store
 from duetime.stores.redis.keys import shard_keys, shard_of
 from duetime.stores.redis.reader import RedisReader
@@ -102,6 +103,23 @@ def test_what_a_reader_left_when_it_died_is_taken_over_and_known_as_begun(
     assert sorted((each.count, each.begun_ms or 0) for each in taken) == [(1, 0), (1, 17)]
     # When it is due, is known of what is taken over, too.
     assert {each.due.from_ms for each in taken} == {NOW_MS, NOW_MS + SECOND}
+
+
+def test_what_is_overdue_is_taken_up_though_nobody_can_say_when_it_was_due(
+    opened, shards, monkeypatch, caplog
+):
+    shards.save([row(NOW_MS)])
+    store = opened()
+
+    def refuse(_claims):
+        raise StoreError("does it answer?")
+
+    monkeypatch.setattr(store._shards, "timed", refuse)
+    (claim,) = store.overdue(NOW_MS + 1)
+    assert (claim.count, claim.due) == (1, ANY_TIME)
+    assert [each.levelname for each in caplog.records] == ["WARNING"]
+    store.settle([claim])
+    assert store.overdue(NOW_MS + 1) == []
 
 
 def test_a_reader_that_lives_keeps_what_it_holds_though_it_stood_still(opened, shards, end_leases):

@@ -18,7 +18,7 @@ from duetime.metrics import RESCUED
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.kafka import REST_S
 from duetime.standing import RESCUES_TOLD, Rescue
-from duetime.stores import ClaimT, Store
+from duetime.stores import ANY_TIME, ClaimT, Store
 from duetime.wheel import Slot, Wheel
 
 log = logging.getLogger(__name__)
@@ -124,8 +124,9 @@ class Release(Generic[ClaimT]):
 
     def _note(self, claims: Sequence[ClaimT], now_ms: int) -> None:
         found = sum(each.count for each in claims)
-        from_ms = min(each.due.from_ms for each in claims)
-        to_ms = max(each.due.to_ms for each in claims)
+        known = [each.due for each in claims if each.due != ANY_TIME] or [ANY_TIME]
+        from_ms = min(each.from_ms for each in known)
+        to_ms = max(each.to_ms for each in known)
         self.rescued += found
         self.rescues = (*self.rescues, Rescue(now_ms, found, from_ms, to_ms))[-RESCUES_TOLD:]
         RESCUED.inc(found)

@@ -9,6 +9,7 @@ A turn reads its partitions in one task. That makes duplicates, cancels and orde
 sorting rows side by side: no shuffle, which would cost more than everything else.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,16 +20,18 @@ from pyspark.sql import functions as F
 
 from duetime.columns import now_ms, slept_until, source
 from duetime.config import Settings
-from duetime.errors import Reason
+from duetime.errors import Reason, words
 from duetime.message import LATEST_MS
 from duetime.metrics import CANCELLED
 from duetime.pipeline.claims import read_claims
 from duetime.pipeline.kafka import write_batch
-from duetime.pipeline.planned import PlannedOnce
+from duetime.pipeline.planned import Observed, PlannedOnce
 from duetime.pipeline.routing import Routes
 from duetime.pipeline.rows import SinkRow, Waiting, choose, waiting_record
 from duetime.pipeline.written import Scope, Written
 from duetime.stores import Claim
+
+log = logging.getLogger(__name__)
 
 #: The order in which messages came: to the intake, and of those in one ms, to the slot.
 ARRIVAL = ("taken_ms", "offset")
@@ -74,7 +77,7 @@ class Turn:
             return
         planned = self._planned[type(claims[0])].observed(records)
         write_batch(planned.rows, self._settings, TURN)
-        CANCELLED.inc(planned.count())
+        count_cancelled(planned)
 
     def rows(self, records: DataFrame, begun_ms: int | None = None) -> DataFrame:
         """Rows for the Kafka sink: first what is routed on, then in due order what is sent.
@@ -100,6 +103,14 @@ class Turn:
         first = records.select("*", *self._of_its_id).where("nth = 1")
         cancelled = F.col("is_cancel") & ~F.col("cancels_only")
         return first.observe(TURN, F.count_if(cancelled).alias("cancelled"))
+
+
+def count_cancelled(planned: Observed) -> None:
+    """Once its rows are sent. It fails nothing: it is only told."""
+    try:
+        CANCELLED.inc(planned.count())
+    except Exception as error:  # noqa: BLE001 (whatever it was, the turn is sent)
+        log.warning("could not count what was cancelled error=%s", words(error))
 
 
 def _destinations(records: DataFrame) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from duetime.config import Settings
+from duetime.errors import KafkaError, words
 from duetime.message import MessageId
 from duetime.stores import ANY_TIME, DueTimes, Found, OffsetRange, Pending
 from duetime.stores.keeping import Keeping
@@ -54,7 +55,7 @@ class KafkaStore:
     def overdue(self, now_ms: int) -> Sequence[OffsetRange]:
         """Claim what lies before anything that the present slot of its partition can hold."""
         lagging = self._lagging()
-        self._pass_over_removed(lagging)
+        starts = self._pass_over_removed(lagging)
         slots = {place: self._places.slot_filling(place, now_ms) for place in lagging}
         since = self._offsets.first_since(
             {place: self._wheel.filled_from_ms(slot) for place, slot in slots.items()}
@@ -64,11 +65,9 @@ class KafkaStore:
             for place, end in lagging.items()
             if (first := since[place]) is None or first > self._settled[place]
         }
-        appended_ms = self._offsets.first_appended_ms(ends)
-        due = {
-            place: self._places.left_over(place, ms, now_ms) for place, ms in appended_ms.items()
-        }
-        return self._claim(ends, due)
+        # Where what is settled is not freed, the first record that is there is none of these.
+        freed = [place for place in ends if starts[place] >= self._settled[place]]
+        return self._claim(ends, self._due_times(freed, now_ms))
 
     def begin(self, claims: Iterable[OffsetRange], now_ms: int) -> None:
         """Note it with the committed offsets: one request, and no topic of its own."""
@@ -139,7 +138,22 @@ class KafkaStore:
         _tell_removed(committed, starts)
         return {place: max(committed.get(place, 0), start) for place, start in starts.items()}
 
-    def _pass_over_removed(self, places: Iterable[Place]) -> None:
+    def _due_times(self, places: Iterable[Place], now_ms: int) -> dict[Place, DueTimes]:
+        """When what is overdue was due, which is told: it is taken up without it, too."""
+        try:
+            appended_ms = self._offsets.first_appended_ms(places)
+        except KafkaError as error:
+            log.warning("could not look when what is overdue was due error=%s", words(error))
+            return {}
+        return {
+            place: self._places.left_over(place, ms, now_ms)
+            for place, ms in appended_ms.items()
+            # By now someone else may have removed all.
+            if ms >= 0
+        }
+
+    def _pass_over_removed(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Where each of them starts now."""
         starts = self._offsets.starts(places)
         with self._lock:
             beyond = {
@@ -147,6 +161,7 @@ class KafkaStore:
             }
             _tell_removed(self._settled, beyond)
             self._settled |= beyond
+        return starts
 
     def _lagging(self) -> dict[Place, int]:
         with self._lock:

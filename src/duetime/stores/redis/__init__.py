@@ -20,7 +20,7 @@ from itertools import chain
 from secrets import token_hex
 
 from duetime.config import Settings
-from duetime.errors import StoreError
+from duetime.errors import StoreError, words
 from duetime.message import MessageId
 from duetime.stores import Found, Pending
 from duetime.stores.held import Held
@@ -63,11 +63,11 @@ class RedisStore:
         found = self._hold(self._shards.take_over(self._owner, self._held.all()))
         try:
             found += chain.from_iterable(iter(lambda: self._claim(now_ms), []))
-            return self._shards.timed(found)
         except StoreError:
             # Nobody hears of them here: they are found again when their leases end.
             self._let_go(found)
             raise
+        return self._timed(found)
 
     def begin(self, claims: Iterable[ShardClaim], now_ms: int) -> None:
         """Note it beside the claims. Raises StoreError where another reader has one by now."""
@@ -98,6 +98,14 @@ class RedisStore:
     def close(self) -> None:
         """Stop extending leases. What is claimed is found by others when they end."""
         self._held.close()
+
+    def _timed(self, found: list[ShardClaim]) -> list[ShardClaim]:
+        """The claims with when they are due, which is told: they are taken up without it, too."""
+        try:
+            return self._shards.timed(found)
+        except StoreError as error:
+            log.warning("could not look when what is overdue was due error=%s", words(error))
+            return found
 
     def _claim(self, before_ms: int) -> list[ShardClaim]:
         return self._hold(
