@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from itertools import count
 
 import httpx
@@ -16,11 +17,11 @@ from tests.conftest import configure, eventually
 
 from duetime.admin import create_topics
 from duetime.api.address import url
-from duetime.api.spool import Spool, SpoolFull
+from duetime.api.spool import Spool, SpoolFull, apart
 from duetime.connection import librdkafka_properties
 from duetime.errors import SetupError
 from duetime.local.broker import LocalBroker
-from duetime.outgoing import Wanted, scheduled
+from duetime.outgoing import Wanted, cancelled, scheduled
 from duetime.stores import OffsetRange
 from duetime.stores.offsets import Offsets
 from duetime.stores.records import RangeReader
@@ -88,6 +89,40 @@ def test_what_is_set_aside_is_never_taken_again_and_does_not_count(spool):
     assert [each.record for each in spool.take(9, now_ms=8)] == [record(1)]
     assert spool.depth() == 1
     assert spool.find(record(0).id) is None
+
+
+def test_what_is_set_aside_is_anew_for_who_gives_it_again(spool):
+    spool.put([record(each) for each in range(2)])
+    first, _ = spool.take(2, now_ms=7)
+    spool.set_aside(first.number)
+    again = record(0, key="another")
+
+    assert len(spool.put([again])) == 1
+    assert spool.depth() == 2
+    assert spool.find(again.id) == again
+    assert [each.record for each in spool.take(9, now_ms=8)] == [again]
+    assert spool.put([again]) == []
+
+
+def test_no_more_bytes_are_taken_at_a_time_than_are_to_be_in_memory(spool):
+    small, large = [record(each) for each in range(3)], scheduled_large(9)
+    spool.put([small[0], large, *small[1:]])
+
+    taken = [[each.record for each in spool.take(9, 7, 500_000)] for _ in range(3)]
+
+    assert taken == [[small[0], large], small[1:], []]
+
+
+def test_what_is_kept_in_place_of_what_is_withdrawn_comes_last(spool):
+    instead = cancelled(record(0).id, NOWHERE)
+    spool.put([record(each) for each in range(2)])
+
+    assert spool.withdraw(record(0).id, replace(instead, id=apart(record(0).id)))
+    assert not spool.withdraw(record(0).id, instead)
+    assert spool.find(record(0).id) is None
+    stays, kept = spool.take(9, now_ms=7)
+    assert stays.record == record(1)
+    assert (kept.record.topic, kept.record.key) == (instead.topic, instead.key)
 
 
 def test_only_what_was_not_taken_can_be_withdrawn(spool):

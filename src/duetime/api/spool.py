@@ -3,10 +3,10 @@
 ```
 put       a record is accepted: it is on the disk when this returns
 find      one that is there
-withdraw  one that was not taken yet is not to be sent any more
+withdraw  one that was not taken yet is not to be sent any more; something else is, if need be
 take      the next ones are handed to Kafka's client: noted before, because they may arrive
 remove    Kafka has them
-set_aside Kafka never will: they stay in the file, and nobody takes them
+set_aside Kafka never will: they stay in the file, and nobody takes them; put again they are anew
 taken     after a crash: those of which Kafka may have any
 settle    and now it is known which
 ```
@@ -16,13 +16,12 @@ One thread at a time. SQLite in WAL mode, with an fsync for every write.
 import base64
 import json
 import sqlite3
-from asyncio import Future
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
-from duetime.api.parcel import Refusals
 from duetime.errors import DuetimeError, SetupError
 from duetime.message import MessageId
 from duetime.outgoing import Header, Outgoing
@@ -45,15 +44,16 @@ CREATE TRIGGER IF NOT EXISTS removed DELETE ON spool
 
 COLUMNS = "number, id, topic, key, value, headers"
 
+#: Of how many bytes all that is taken at a time may be: they are in memory, and once more in
+#: Kafka's client.
+AT_ONCE_BYTES = 16 * 1024 * 1024
+
 #: Room beyond the limit, in pages: what was accepted can be noted as taken, and removed.
 NOTES_PAGES = 1_024
 
 
 class NotKept(DuetimeError):
     """The spool has not taken what Kafka did not acknowledge."""
-
-    #: What ends when Kafka's client has sent, or given up, what it was handed before; if it was.
-    arriving: "Future[Refusals] | None" = None
 
 
 class SpoolFull(NotKept):
@@ -74,6 +74,12 @@ class Spooled:
 
     number: int
     record: Outgoing
+
+    @property
+    def size_bytes(self) -> int:
+        """How large it is, roughly."""
+        parts = self.record.key, self.record.value, *(value for _, value in self.record.headers)
+        return sum(len(each or b"") for each in parts)
 
 
 class Spool:
@@ -121,27 +127,40 @@ class Spool:
         ).fetchall()
         return _spooled(rows[0]).record if rows else None
 
-    def withdraw(self, id: MessageId) -> bool:  # noqa: A002 (what all call it)
-        """Take out the message with this id, unless it was taken; returns whether it was there."""
+    def withdraw(self, id: MessageId, instead: Outgoing | None = None) -> bool:  # noqa: A002 (what all call it)
+        """Take out the message with this id, unless it was taken; returns whether it was there.
+
+        Where it was, `instead` is kept, in the same write.
+        """
         with self._transaction():
             done = self._db.execute(
                 "DELETE FROM spool WHERE id = ? AND number NOT IN (SELECT number FROM taken) "
                 "AND number NOT IN (SELECT number FROM aside)",
                 (str(id),),
             )
+            if instead and done.rowcount:
+                self._put([instead], None)
         return done.rowcount > 0
 
-    def take(self, most: int, now_ms: int) -> list[Spooled]:
-        """The next ones that were not taken yet, in order."""
+    def take(self, most: int, now_ms: int, most_bytes: int = AT_ONCE_BYTES) -> list[Spooled]:
+        """The next ones that were not taken yet, in order: so many, or of so many bytes."""
+        taken, size = list[Spooled](), 0
+        # They are read one by one: what is not taken is not in memory.
         rows = self._db.execute(
             f"SELECT {COLUMNS} FROM spool "  # noqa: S608 (a constant)
             "WHERE number NOT IN (SELECT number FROM taken) "
             "AND number NOT IN (SELECT number FROM aside) ORDER BY number LIMIT ?",
             (most,),
-        ).fetchall()
+        )
+        for row in rows:
+            taken.append(_spooled(row))
+            size += taken[-1].size_bytes
+            if size >= most_bytes:
+                break
+        rows.close()
         with self._transaction():
-            self._note([row[0] for row in rows], now_ms)
-        return [_spooled(row) for row in rows]
+            self._note([each.number for each in taken], now_ms)
+        return taken
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Kafka has these. Safe to repeat."""
@@ -200,11 +219,22 @@ class Spool:
 
     def _insert(self, record: Outgoing) -> int | None:
         """Its number; None where one with this id is there."""
-        done = self._db.execute(
-            "INSERT OR IGNORE INTO spool (id, topic, key, value, headers) VALUES (?, ?, ?, ?, ?)",
-            (str(record.id), record.topic, record.key, record.value, _text(record.headers)),
-        )
+        # Of two definitions of a series both count, also where their first run is the same.
+        name = str(apart(record.id) if record.series else record.id)
+        row = (name, record.topic, record.key, record.value, _text(record.headers))
+        insert = "INSERT OR IGNORE INTO spool (id, topic, key, value, headers) VALUES (?,?,?,?,?)"
+        done = self._db.execute(insert, row)
+        if not done.rowcount and self._drop_aside(name):
+            done = self._db.execute(insert, row)
         return done.lastrowid if done.rowcount else None
+
+    def _drop_aside(self, name: str) -> bool:
+        """Whether it was set aside: who gives it again wants it tried again."""
+        aside = "SELECT number FROM spool JOIN aside USING (number) WHERE id = ?"
+        found = self._db.execute(aside, (name,)).fetchall()
+        self._each("DELETE FROM spool WHERE number = ?", found)
+        self._each("DELETE FROM aside WHERE number = ?", found)
+        return bool(found)
 
     def _note(self, numbers: Iterable[int], taken_ms: int | None) -> None:
         if taken_ms is not None:
@@ -227,6 +257,11 @@ class Spool:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+
+def apart(id: MessageId) -> MessageId:  # noqa: A002 (what all call it)
+    """An id for what is no message: it is kept as often as it is asked for."""
+    return MessageId(due_ms=id.due_ms, unique=f"@{token_hex(16)}")
 
 
 def failed(error: sqlite3.Error) -> SpoolFailed:
