@@ -25,7 +25,14 @@ from duetime.delaying import (
     delayed,
     in_batches,
 )
-from duetime.errors import InvalidMessage, KafkaError, Reason, RecordRefused, TooLate
+from duetime.errors import (
+    ClientFailed,
+    InvalidMessage,
+    KafkaError,
+    Reason,
+    RecordRefused,
+    TooLate,
+)
 from duetime.message import MessageId
 from duetime.outgoing import (
     ANY_PARTITION,
@@ -188,8 +195,14 @@ class Producer:
             raise undelivered_error(str(record.id), error.args[0]) from error
 
     def poll(self, timeout_s: float = 0.0) -> int:
-        """Call the delivery reports that have come in, as `produce` does; returns how many."""
-        return self._producer.poll(timeout_s)
+        """Call the delivery reports that have come in, as `produce` does; returns how many.
+
+        Raises ClientFailed where the client has failed for good: some reports may never come.
+        """
+        try:
+            return self._producer.poll(timeout_s)
+        except confluent_kafka.KafkaException as error:
+            raise _client_failed(error.args[0]) from error
 
     def flush(self, timeout_s: float | None = None) -> int:
         """Wait until everything has arrived or failed; returns how many are still under way."""
@@ -270,6 +283,8 @@ def check_not_too_late(identity: MessageId, settings: Settings, now_ms: int) -> 
 
 def undelivered_error(id: str, error: confluent_kafka.KafkaError) -> KafkaError:  # noqa: A002
     """What became of a record that was not acknowledged."""
+    if error.fatal() or error.code() == confluent_kafka.KafkaError._FATAL:  # noqa: SLF001 (its public name)
+        return _client_failed(error)
     if error.code() in FOR_GOOD:
         return RecordRefused(
             f"Kafka refuses message {id} ({error.str()}): see max_message_bytes, and the intake "
@@ -277,6 +292,13 @@ def undelivered_error(id: str, error: confluent_kafka.KafkaError) -> KafkaError:
         )
     return KafkaError(
         f"message {id} may not have arrived ({error.str()}): send it again with the same id"
+    )
+
+
+def _client_failed(error: confluent_kafka.KafkaError) -> ClientFailed:
+    return ClientFailed(
+        f"Kafka's client has failed for good ({error.str()}): send with another one, and what was "
+        "not acknowledged again with the same ids"
     )
 
 

@@ -4,7 +4,8 @@
     ├── SetupError          this machine lacks something (Java, jars, a port, room on the disk)
     ├── ConfigError         a setting, or a topic's setting, would lose messages or cannot work
     ├── KafkaError          the cluster does not answer, or refuses
-    │   └── RecordRefused   it refuses this record, however often it is sent
+    │   ├── RecordRefused   it refuses this record, however often it is sent
+    │   └── ClientFailed    its client in this process has failed for good
     ├── StoreError          the store (Redis) does not answer, or refuses
     ├── Paused              the leader stood still for so long that another leads
     ├── UnknownMessage      nothing that waits has this id, and no series this name
@@ -101,6 +102,10 @@ class RecordRefused(KafkaError):
     """The cluster refuses this record, and will however often it is sent."""
 
     reason = "refused"
+
+
+class ClientFailed(KafkaError):
+    """Kafka's client in this process has failed for good: only another one sends anything."""
 
 
 class StoreError(DuetimeError):

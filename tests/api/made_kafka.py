@@ -19,7 +19,7 @@ class MadeKafka:
     def install(self, monkeypatch, *, name_of=str, acknowledge_s, ask_again_s):
         """In place of Kafka; what has arrived is read back by the names that it is kept by."""
         courier = "duetime.api.courier"
-        monkeypatch.setattr(f"{courier}.Producer", self)
+        monkeypatch.setattr("duetime.api.carrier.Producer", self)
         monkeypatch.setattr(
             f"{courier}.arrived",
             lambda _, taken: {each for each in taken if name_of(each) in self.arrived},

@@ -20,10 +20,13 @@ class Reported(MadeKafka):
     def __init__(self):
         super().__init__()
         self.handed = []
+        #: The latest of each name.
+        self.records = {}
         self._waiting = {}
 
     def send(self, record, report):
         self.handed.append(record.id.unique)
+        self.records[record.id.unique] = record
         self._waiting.setdefault(str(record.id), []).append(report)
 
     def report(self, record, error=None):
@@ -51,12 +54,12 @@ def test_what_is_spooled_meanwhile_and_arrives_is_not_sent_again(kafka, tmp_path
             kafka.report(failing, KafkaError("the local queue is gone"))
             await until(lambda: "the spool waits" in caplog.text)
             # Handed over before the others were spooled, and spooled after them.
-            under_way = courier._hand_over([late])
+            under_way = courier._carrier.hand_over([late])
             await courier._put([late], clock.now_ms(), under_way)
             kafka.report(arriving)
             await until(lambda: len(courier._arriving) < 2)
             # It is still waited for, before anything is read back and sent again.
-            assert under_way in courier._arriving
+            assert under_way.arrived in courier._arriving
             assert "m2" not in kafka.handed[3:]
             kafka.report(late)
             await until(lambda: kafka.handed.count("m0") == 2)

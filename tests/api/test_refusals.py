@@ -140,12 +140,12 @@ def test_the_oldest_ids_are_forgotten():
     async def forgets():
         keys = Keys(most=2)
         messages, records = noted("m0", "m1", "m2")
-        async with keys.sending(messages, records) as sending:
+        async with keys.sending(messages, lambda: records) as sending:
             assert sending.fresh == records
             sending.took(in_kafka=True)
         assert keys.due_ms(messages[0]) is None
         assert keys.due_ms(messages[2]) == 300_000
-        async with keys.sending(messages[1:], records[1:]) as sending:
+        async with keys.sending(messages[1:], lambda: records[1:]) as sending:
             assert sending.fresh == []
 
     asyncio.run(forgets())
@@ -154,7 +154,7 @@ def test_the_oldest_ids_are_forgotten():
 def test_an_id_that_comes_twice_in_a_batch_is_sent_once():
     async def sends():
         messages, records = noted("a", "b", "a")
-        async with Keys().sending(messages, records) as sending:
+        async with Keys().sending(messages, lambda: records) as sending:
             assert sending.fresh == records[:2]
 
     asyncio.run(sends())
@@ -166,7 +166,8 @@ def test_of_two_tries_at_once_the_second_sends_only_if_the_first_fails(fails):
         keys, sent, over = Keys(), [], asyncio.Event()
 
         async def one(*names):
-            async with keys.sending(*noted(*names)) as sending:
+            messages, records = noted(*names)
+            async with keys.sending(messages, lambda: records) as sending:
                 sent.append([each.id.unique for each in sending.fresh])
                 await over.wait()
                 if fails and len(sent) == 1:

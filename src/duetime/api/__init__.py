@@ -11,6 +11,7 @@ request -> guard      limits of size and time, for every request
            dashboard  the page for people, of the same requests
            keys       what senders called their messages: the same answer twice
         -> courier    records to Kafka, and when they have arrived
+           carrier    Kafka's client, and another one when it fails for good
            parcel     what has become of records that were sent together
            clerk      the one thread that has the spool
            spool      what is accepted while Kafka does not answer

@@ -10,33 +10,34 @@ record has arrived, or ends before. Then the next one reads back what has (`read
 
 What Kafka refuses is sent once more alone: its client sends several at a time, and they are refused
 together. What is refused alone, too, is the sender's mistake, or is set aside in the spool.
+
+A client that fails for good is replaced. What it held may have arrived, and is found out as after a
+crash.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from dataclasses import replace
+from typing import Self
 
+from duetime.api.carrier import Carrier
 from duetime.api.clerk import Clerk
 from duetime.api.parcel import Parcel, Refusals
 from duetime.api.readback import arrived
-from duetime.api.spool import NotKept, Spool, Spooled, SpoolFull
-from duetime.client import Producer
+from duetime.api.spool import AT_ONCE_BYTES, Spool, Spooled, SpoolFull, apart
 from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.errors import DuetimeError, KafkaError, RecordRefused
 from duetime.message import MessageId
 from duetime.metrics import API_MESSAGES, API_REFUSED, API_SPOOLED
-from duetime.outgoing import Outgoing
+from duetime.outgoing import Outgoing, cancelled
 
 log = logging.getLogger(__name__)
 
 #: How long Kafka may take to acknowledge before the spool answers for it, in seconds.
 ACKNOWLEDGE_S = 1.0
-
-#: How often is looked for reports while some are due, in seconds.
-POLL_S = 0.001
 
 #: How long what is under way may take to arrive at the end, in seconds: it is spooled anyway.
 FLUSH_S = 0.5
@@ -51,18 +52,23 @@ AT_ONCE = 1_000
 #: spool would never be empty.
 FEW = 100
 
-#: Never given up: what was handed over may have arrived, and only trying on tells.
-FOR_EVER: dict[str, Any] = {"delivery.timeout.ms": 0, "reconnect.backoff.max.ms": 1_000}
-
 
 class Courier:
     """Sends records. Enter it in a running event loop; it closes the spool at its end."""
 
-    def __init__(self, settings: Settings, spool: Spool, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        spool: Spool,
+        clock: Clock,
+        on_aside: Callable[[MessageId], None] | None = None,
+    ) -> None:
         self._settings = settings
         self._spool = spool
         self._clock = clock
-        self._producer = Producer(settings, **FOR_EVER)
+        #: Called with each message of the spool that Kafka refuses for good.
+        self._on_aside = on_aside
+        self._carrier = Carrier(settings)
         self._clerk = Clerk(spool)
         #: Whether the last one that was to be spooled found no room.
         self.is_full = False
@@ -70,10 +76,9 @@ class Courier:
         self.is_stuck = False
         #: Whether records have to queue behind others in the spool.
         self._spooling = spool.depth() > 0
+        #: Whether some of what is in the spool may have arrived, and nobody will report it.
+        self._crashed = self._spooling
         self._putting = 0
-        #: What was handed over and is not reported yet.
-        self._under_way: set[asyncio.Future[Refusals]] = set()
-        self._handed_over = asyncio.Event()
         #: The numbers of what was handed over before it was spooled.
         self._arriving: dict[asyncio.Future[Refusals], Sequence[int]] = {}
         self._filled = asyncio.Event()
@@ -84,18 +89,15 @@ class Courier:
     async def __aenter__(self) -> Self:
         if self._spooling:
             self._filled.set()
-        self._poller = asyncio.create_task(self._poll())
-        self._drainer = asyncio.create_task(self._drain(crashed=self._spooling))
+        self._poller = asyncio.create_task(self._carrier.take_reports())
+        self._drainer = asyncio.create_task(self._drain())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """What has not arrived by then stays in the spool."""
         await _cancelled(self._drainer)
         await _cancelled(self._poller)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S):
-                while self._producer.flush(0.0):  # noqa: ASYNC110 (only it tells)
-                    await asyncio.sleep(POLL_S)
+        await self._carrier.flush(FLUSH_S)
         self._clerk.close()
 
     async def send(self, records: Sequence[Outgoing]) -> bool:
@@ -103,30 +105,32 @@ class Courier:
 
         Raises KafkaError, RecordRefused, SpoolFull, SpoolFailed.
         """
-        if self._spooling and self._ending:
-            await self._end_of_spool()
-        if self._spooling:
-            # To the end, also where the request's time is up: what is put must be followed.
-            await asyncio.shield(self._put(records))
-            return False
-        taken_ms, arriving = self._clock.now_ms(), self._hand_over(records)
-        await asyncio.wait({arriving}, timeout=ACKNOWLEDGE_S)
-        if not arriving.done():
-            await asyncio.shield(self._put(records, taken_ms, arriving))
-            return False
-        if refused := arriving.result():
-            await self._try_alone([each for each in records if str(each.id) in refused])
-        API_MESSAGES.labels("kafka").inc(len(records))
-        return True
+        refused = await self._sent(records)
+        if not refused:
+            return refused is not None
+        return await self._sent_alone([each for each in records if str(each.id) in refused])
+
+    def under_way(self, records: Iterable[Outgoing]) -> list[Parcel]:
+        """What was handed to Kafka's client with any of these, and is not reported yet."""
+        return self._carrier.under_way(records)
 
     async def find(self, id: MessageId) -> Outgoing | None:  # noqa: A002 (what all call it)
         """The message, if it is in the spool. Raises SpoolFailed."""
         return await self._clerk.ask(self._spool.find, id) if self._spooling else None
 
     async def withdraw(self, id: MessageId) -> bool:  # noqa: A002 (what all call it)
-        """Take the message out of the spool; False where it is not there, or taken already."""
-        withdrawn = self._spooling and await self._clerk.ask(self._spool.withdraw, id)
-        if withdrawn:
+        """Take the message out of the spool; False where it is not there, or taken already.
+
+        Kafka may have it, too, by an earlier try of which this process knows nothing: where there
+        is time for that, a cancel is spooled in its place.
+        """
+        if not self._spooling:
+            return False
+        cancel = cancelled(id, self._settings)
+        is_heard = id.due_ms - self._clock.now_ms() >= self._settings.horizon_ms
+        instead = replace(cancel, id=apart(id)) if is_heard else None
+        withdrawn = await self._clerk.ask(self._spool.withdraw, id, instead)
+        if withdrawn and not instead:
             API_SPOOLED.dec()
         return withdrawn
 
@@ -143,13 +147,41 @@ class Courier:
             # Kafka does not take them after all: nobody else need wait.
             self._ending = False
 
+    async def _sent(self, records: Sequence[Outgoing]) -> Refusals | None:
+        """Which of them Kafka refuses; None where it does not answer, and the spool has them."""
+        if self._spooling and self._ending:
+            await self._end_of_spool()
+        if self._spooling:
+            # To the end, also where the request's time is up: what is put must be followed.
+            await asyncio.shield(self._put(records))
+            return None
+        taken_ms, parcel = self._clock.now_ms(), self._carrier.hand_over(records)
+        await asyncio.wait({parcel.arrived}, timeout=ACKNOWLEDGE_S)
+        if parcel.is_lost or not parcel.arrived.done():
+            await asyncio.shield(self._put(records, taken_ms, parcel))
+            return None
+        refused = parcel.arrived.result()
+        API_MESSAGES.labels("kafka").inc(len(records) - len(refused))
+        return refused
+
+    async def _sent_alone(self, records: Sequence[Outgoing]) -> bool:
+        """Send each once more. Raises RecordRefused when all were tried."""
+        errors, in_kafka = list[RecordRefused](), True
+        for record in records:
+            refused = await self._sent([record])
+            in_kafka = in_kafka and refused is not None
+            errors += (refused or {}).values()
+        if errors:
+            raise errors[0]
+        return in_kafka
+
     async def _put(
         self,
         records: Sequence[Outgoing],
         taken_ms: int | None = None,
-        arriving: "asyncio.Future[Refusals] | None" = None,
+        parcel: Parcel | None = None,
     ) -> None:
-        """Spool them. Those that are arriving are taken out when they have."""
+        """Spool them. Those that are arriving, in a parcel, are taken out when they have."""
         if not self._spooling:
             log.warning("Kafka does not answer: what is accepted goes into the spool")
         self._spooling = True
@@ -158,35 +190,35 @@ class Courier:
         numbers: Sequence[int] = ()
         try:
             numbers = await self._clerk.keep(records, taken_ms)
-        except NotKept as error:
-            self.is_full = self.is_full or isinstance(error, SpoolFull)
-            error.arriving = arriving
+        except SpoolFull:
+            self.is_full = True
             raise
         finally:
             self._putting -= 1
-            if arriving:
+            if parcel and parcel.is_lost:
+                self._crashed = True
+            elif parcel:
                 # Also what was not kept may arrive: it is before all that comes now.
-                self._arriving[arriving] = numbers
+                self._arriving[parcel.arrived] = numbers
             self._filled.set()
         self.is_full = False
         API_MESSAGES.labels("spool").inc(len(records))
         API_SPOOLED.inc(len(numbers))
 
-    async def _drain(self, *, crashed: bool) -> None:
+    async def _drain(self) -> None:
         """Hand over what is spooled, in order, for as long as there is any; again and again."""
         while True:
             await self._filled.wait()
             try:
-                if crashed:
+                if self._crashed:
                     await self._read_back()
-                    crashed = False
                 await self._drain_once()
             except Exception as error:  # noqa: BLE001 (ended, it would strand what was accepted)
                 self.is_stuck = not isinstance(error, KafkaError)
                 # Of a stranger's error nobody knows whose words are in it.
                 told = error if isinstance(error, DuetimeError) else type(error).__name__
                 log.warning("the spool waits: %s", told)
-                crashed = True
+                self._crashed = True
                 await asyncio.sleep(ASK_AGAIN_S)
 
     async def _drain_once(self) -> None:
@@ -201,38 +233,33 @@ class Courier:
             del self._arriving[arriving]
         taken = await self._clerk.ask(self._spool.take, AT_ONCE, self._clock.now_ms())
         self.is_stuck = False
-        self._ending = len(taken) < FEW
+        size = sum(each.size_bytes for each in taken)
+        self._ending = len(taken) < FEW and size < AT_ONCE_BYTES
         if taken:
-            refused = await self._hand_over([each.record for each in taken])
+            refused = await self._carrier.hand_over([each.record for each in taken]).arrived
             there = [each.number for each in taken if str(each.record.id) not in refused]
             await self._remove(there)
             await self._set_aside([each for each in taken if str(each.record.id) in refused])
-        elif not (self._putting or self._arriving):
+        elif not (self._putting or self._arriving or self._crashed):
             self._filled.clear()
             self._spooling = self._ending = False
             self._emptied.set()
             log.info("the spool is empty")
 
-    async def _try_alone(self, refused: Sequence[Outgoing]) -> None:
-        """Send each once more. Raises RecordRefused when all were tried."""
-        again: dict[str, RecordRefused] = {}
-        for record in refused:
-            again |= await self._hand_over([record])
-        for error in again.values():
-            raise error
-
     async def _set_aside(self, refused: Sequence[Spooled]) -> None:
         """Those that are refused alone, too: they would hold up all that is behind them."""
         for each in refused:
-            try:
-                await self._try_alone([each.record])
-            except RecordRefused as error:
-                await self._clerk.ask(self._spool.set_aside, each.number)
-                API_SPOOLED.dec()
-                API_REFUSED.inc()
-                log.warning("set aside id=%s error=%s", each.record.id, error)
-            else:
+            again = await self._carrier.hand_over([each.record]).arrived
+            if not again:
                 await self._remove([each.number])
+                continue
+            await self._clerk.ask(self._spool.set_aside, each.number)
+            API_SPOOLED.dec()
+            API_REFUSED.inc()
+            for error in again.values():
+                log.warning("set aside id=%s error=%s", each.record.id, error)
+            if self._on_aside:
+                self._on_aside(each.record.id)
 
     async def _remove(self, numbers: Sequence[int]) -> None:
         await self._clerk.ask(self._spool.remove, numbers)
@@ -246,34 +273,12 @@ class Courier:
             await asyncio.wait(waited)
             for each in waited:
                 del self._arriving[each]
+        self._crashed = False
         taken = await self._clerk.ask(self._spool.taken)
         found = await asyncio.to_thread(arrived, self._settings, taken)
         await self._clerk.ask(self._spool.settle, taken, found)
         API_SPOOLED.set(await self._clerk.ask(self._spool.depth))
         log.info("read back taken=%d arrived=%d", len(taken), len(found))
-
-    def _hand_over(self, records: Sequence[Outgoing]) -> "asyncio.Future[Refusals]":
-        """The future ends when all are reported: see Parcel."""
-        parcel = Parcel(len(records))
-        self._under_way.add(parcel.arrived)
-        parcel.arrived.add_done_callback(self._under_way.discard)
-        for record in records:
-            try:
-                self._producer.send(record, parcel.reported)
-            except KafkaError as error:
-                # The others are on their way: whoever waits must hear of them, too.
-                parcel.reported(error, str(record.id))
-        self._handed_over.set()
-        return parcel.arrived
-
-    async def _poll(self) -> None:
-        """Take reports in, here and not in a thread: it would wait for Python's lock at each."""
-        while True:
-            await self._handed_over.wait()
-            while self._under_way:
-                self._producer.poll()
-                await asyncio.sleep(POLL_S)
-            self._handed_over.clear()
 
 
 async def _cancelled(task: "asyncio.Task[None]") -> None:

@@ -39,9 +39,9 @@ class Desk:
 @asynccontextmanager
 async def open_desk(settings: Settings) -> AsyncIterator[Desk]:
     """The desk, as long as the block lasts. Nothing is asked of Kafka yet. Raises SetupError."""
-    reader, clock = open_reader(settings), SystemClock()
+    reader, clock, keys = open_reader(settings), SystemClock(), Keys()
     async with (
-        Courier(settings, open_spool(settings), clock) as courier,
+        Courier(settings, open_spool(settings), clock, keys.set_aside) as courier,
         Watch(partial(Lookout, settings, reader, clock), courier) as watch,
     ):
         yield Desk(
@@ -49,7 +49,7 @@ async def open_desk(settings: Settings) -> AsyncIterator[Desk]:
             clock=clock,
             reader=reader,
             courier=courier,
-            keys=Keys(),
+            keys=keys,
             cancels=Cancels(),
             who=reader_of_tokens(settings.api_tokens),
             watch=watch,

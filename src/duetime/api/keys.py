@@ -3,20 +3,22 @@
 A second try that comes while the first is under way waits for it, and sends only if that failed.
 
 Kept in memory, for the latest ids of this process. Beyond that the id itself helps: with the same
-`at`, it is the same message, and is delivered once if it still waits.
+`at`, it is the same message, and is delivered once if it still waits. A series is not kept: another
+definition takes its place, and the same one changes nothing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 
+from duetime.api.courier import Courier
 from duetime.api.latest import Latest
-from duetime.api.parcel import Refusals
+from duetime.api.parcel import Parcel
 from duetime.api.problems import IdTaken
-from duetime.api.spool import NotKept
 from duetime.api.wanted import NewMessage
+from duetime.message import DUE_AT_MS, MessageId
 from duetime.outgoing import Outgoing
 
 #: How many ids are remembered: some 400 bytes each.
@@ -29,6 +31,8 @@ class Known:
 
     print: bytes
     due_ms: int
+    #: Whether it may have left this process.
+    is_begun: bool = False
     #: Whether Kafka has it, or the spool; None of neither: another try sends it again, under the
     #: same id.
     in_kafka: bool | None = None
@@ -39,13 +43,17 @@ class Known:
 class Sending:
     """What one request sends, in the block of `Keys.sending`."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: Sequence[Outgoing]) -> None:
+        #: Each of its messages, as it is answered.
+        self.records = records
         #: Each that is not taken yet, once.
         self.fresh: list[Outgoing] = []
         #: Whether Kafka has all that are taken; if not, the spool has some.
         self.in_kafka = True
         #: What other tries have to wait for.
-        self._claimed: list[Known] = []
+        self.claimed: list[tuple[Outgoing, Known]] = []
+        #: Those that nobody has taken, and Kafka's client holds.
+        self.under_way: Sequence[Parcel] = ()
         self._ended = asyncio.Event()
 
     def add(self, record: Outgoing, known: Known | None) -> None:
@@ -57,23 +65,36 @@ class Sending:
             self.fresh.append(record)
             if known:
                 known.ended = self._ended
-                self._claimed.append(known)
+                self.claimed.append((record, known))
+
+    async def by(self, courier: Courier) -> None:
+        """Send those that are fresh. Raises as `Courier.send`."""
+        if not self.fresh:
+            return
+        for _, known in self.claimed:
+            known.is_begun = True
+        try:
+            self.took(in_kafka=await courier.send(self.fresh))
+        except BaseException:
+            self.under_way = courier.under_way(self.fresh)
+            raise
 
     def took(self, *, in_kafka: bool) -> None:
         """Kafka has taken those that are fresh, or the spool."""
         self.in_kafka = self.in_kafka and in_kafka
-        for known in self._claimed:
-            known.in_kafka = in_kafka
+        for _, known in self.claimed:
+            known.is_begun, known.in_kafka = True, in_kafka
 
-    def decided(self, arriving: "asyncio.Future[Refusals]") -> None:
-        """It ends late, with what has become of those that nobody kept."""
-        if not (arriving.cancelled() or arriving.exception() or arriving.result()):
-            self.took(in_kafka=True)
-        self.end()
+    def decided(self) -> None:
+        """It is known late which of those have arrived that nobody had taken."""
+        arrived = {name for parcel in self.under_way for name in parcel.there()}
+        for record, known in self.claimed:
+            if str(record.id) in arrived:
+                known.in_kafka = True
 
     def end(self) -> None:
         """Other tries may go on."""
-        for known in self._claimed:
+        for _, known in self.claimed:
             known.ended = None
         self._ended.set()
 
@@ -85,56 +106,74 @@ class Keys:
         self._known: Latest[str, Known] = Latest(most)
 
     def due_ms(self, message: NewMessage) -> int | None:
-        """When this message was due at its first try; None at that. Raises IdTaken."""
+        """When the message with its id was due at its first try; None at that."""
         known = self._known.get(message.id or "")
-        if known is None:
-            return None
-        if known.print != _print(message):
-            raise IdTaken(f"id {message.id} was another message's a while ago: choose another")
-        return known.due_ms
-
-    def check(self, messages: Iterable[NewMessage]) -> None:
-        """Raise IdTaken where two of them differ, and have one id."""
-        first = dict[str, NewMessage]()
-        for message in messages:
-            other = first.setdefault(message.id, message) if message.id else message
-            if other is not message and _print(other) != _print(message):
-                raise IdTaken(f"id {message.id} is that of two messages: give each its own")
+        return known.due_ms if known else None
 
     @asynccontextmanager
     async def sending(
-        self, messages: Sequence[NewMessage], records: Sequence[Outgoing]
+        self, messages: Sequence[NewMessage], make: Callable[[], Sequence[Outgoing]]
     ) -> AsyncIterator[Sending]:
-        """Gives what is to be sent; say what has taken it before the block ends."""
+        """Gives what is to be sent: send it before the block ends.
+
+        `make` gives the records, and asks for what is known by then. Raises IdTaken where an id is
+        that of another message.
+        """
         # All of them are claimed together, and none while others are waited for: no two tries can
-        # wait for each other.
+        # wait for each other. Nothing else may run from here to the claim.
         while ended := self._under_way(messages):
             await ended.wait()
-        sending = Sending()
-        for message, record in zip(messages, records, strict=True):
-            sending.add(record, self._noted(message, record) if message.id else None)
-        arriving = None
+        sending = Sending(make())
         try:
+            self._claim(messages, sending)
             yield sending
-        except NotKept as error:
-            arriving = error.arriving
-            raise
         finally:
-            if arriving:
-                # It may arrive all the same: a second try waits until that is known.
-                arriving.add_done_callback(sending.decided)
+            if sending.under_way:
+                # They may arrive all the same: a second try waits until that is known.
+                late = (each.arrived for each in sending.under_way)
+                decided = asyncio.gather(*late, return_exceptions=True)
+                decided.add_done_callback(lambda _: self._end(sending))
             else:
-                sending.end()
+                self._end(sending)
+
+    def set_aside(self, id: MessageId) -> None:  # noqa: A002 (what all call it)
+        """Kafka refuses what the spool has taken: another try is to be sent."""
+        known = self._known.get(id.unique)
+        if known and known.due_ms == id.due_ms:
+            known.in_kafka = None
 
     def _under_way(self, messages: Iterable[NewMessage]) -> asyncio.Event | None:
         """The end of another try that sends any of these."""
         known = (self._known.get(each.id) for each in messages if each.id)
         return next((each.ended for each in known if each and each.ended), None)
 
-    def _noted(self, message: NewMessage, record: Outgoing) -> Known:
-        due_ms = record.id.due_ms
-        return self._known.setdefault(record.id.unique, Known(print=_print(message), due_ms=due_ms))
+    def _claim(self, messages: Iterable[NewMessage], sending: Sending) -> None:
+        """All of them, or none. Raises IdTaken."""
+        own = dict[str, Known]()
+        for message, record in zip(messages, sending.records, strict=True):
+            if message.id is None:
+                continue
+            known = Known(print=_print(message, record), due_ms=record.id.due_ms)
+            if own.setdefault(message.id, known).print != known.print:
+                raise IdTaken(f"id {message.id} is that of two messages: give each its own")
+            if self._known.get(message.id, known).print != known.print:
+                raise IdTaken(f"id {message.id} was another message's a while ago: choose another")
+        for record in sending.records:
+            mine = own.get(record.id.unique)
+            sending.add(record, mine and self._known.setdefault(record.id.unique, mine))
+
+    def _end(self, sending: Sending) -> None:
+        sending.decided()
+        sending.end()
+        for record, known in sending.claimed:
+            is_over = record.series is not None or not known.is_begun
+            # It may be forgotten already, and another be called so.
+            if is_over and self._known.get(record.id.unique) is known:
+                del self._known[record.id.unique]
 
 
-def _print(message: NewMessage) -> bytes:
-    return sha256(message.model_dump_json().encode(errors="surrogatepass")).digest()
+def _print(message: NewMessage, record: Outgoing) -> bytes:
+    """What two tries of one message have in common: all but the instant that `in` leads to."""
+    headers = [each for each in record.headers if each[0] != DUE_AT_MS]
+    said = (message.at, message.in_, headers, record.key, record.value)
+    return sha256(repr(said).encode()).digest()

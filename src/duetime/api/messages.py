@@ -82,15 +82,14 @@ async def schedule(wanted: Wanted, desk: AtDesk, caller: ByCaller) -> JSONRespon
     machine's disk, and sent when it does.
     """
     messages = wanted if isinstance(wanted, list) else [wanted]
-    records = _records(messages, desk, caller)
-    caller.spend(len(records))
-    names = {each.series for each in records if each.series}
-    if names and not caller.sees_all:
-        await run_in_threadpool(_check_series, names, desk, caller)
-    async with desk.keys.sending(messages, records) as sending:
-        if sending.fresh:
-            sending.took(in_kafka=await desk.courier.send(sending.fresh))
-    told = [accepted(each.name, each.id.due_ms) for each in records]
+    _check_count(len(messages), desk)
+    async with desk.keys.sending(messages, lambda: _records(messages, desk, caller)) as sending:
+        caller.spend(len(messages))
+        names = {each.series for each in sending.records if each.series}
+        if names and not caller.sees_all:
+            await run_in_threadpool(_check_series, names, desk, caller)
+        await sending.by(desk.courier)
+    told = [accepted(each.name, each.id.due_ms) for each in sending.records]
     content = {"messages": told} if isinstance(wanted, list) else told[0]
     return JSONResponse(content, HTTPStatus.CREATED if sending.in_kafka else HTTPStatus.ACCEPTED)
 
@@ -156,8 +155,6 @@ def deliver_now(id: Id, desk: AtDesk, caller: ByCaller) -> Accepted:  # noqa: A0
 
 def _records(wanted: Sequence[NewMessage], desk: Desk, caller: Caller) -> list[Outgoing]:
     """All of them, or Invalid."""
-    _check_count(len(wanted), desk)
-    desk.keys.check(wanted)
     # In order: of several that are not allowed, the first is told.
     for topic in dict.fromkeys(each.topic for each in wanted):
         caller.check(topic)
@@ -169,6 +166,7 @@ def _records(wanted: Sequence[NewMessage], desk: Desk, caller: Caller) -> list[O
             errors[index] = error
     if errors:
         raise errors[0] if len(wanted) == 1 else Invalid(errors)
+    desk.cancels.check(records)
     return records
 
 

@@ -1,9 +1,10 @@
 """What is known about records that were handed to Kafka's client together."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from duetime.errors import KafkaError, RecordRefused
+from duetime.errors import ClientFailed, KafkaError, RecordRefused
+from duetime.outgoing import Outgoing
 
 #: The ids that Kafka refuses for good, and why.
 Refusals = Mapping[str, RecordRefused]
@@ -15,11 +16,23 @@ class Parcel:
     If others failed it raises KafkaError: they are to be sent again. In the event loop.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, records: Sequence[Outgoing]) -> None:
+        self.records = records
         self.arrived: asyncio.Future[Refusals] = asyncio.get_running_loop().create_future()
-        self._left = count
+        self._left = len(records)
         self._refused: dict[str, RecordRefused] = {}
         self._error: KafkaError | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether Kafka's client has failed with it: some may have arrived, and no report comes."""
+        return self.arrived.done() and isinstance(self.arrived.exception(), ClientFailed)
+
+    def there(self) -> set[str]:
+        """The ids of those that are known to have arrived."""
+        if not self.arrived.done() or self.arrived.cancelled() or self.arrived.exception():
+            return set()
+        return {name for each in self.records if (name := str(each.id)) not in self._refused}
 
     def reported(self, error: KafkaError | None, id: str) -> None:  # noqa: A002 (what all call it)
         """One of them has arrived, or will not."""
@@ -28,12 +41,20 @@ class Parcel:
         elif error:
             self._error = error
         self._left -= 1
-        # Who waited may have gone.
-        if self._left or self.arrived.done():
+        if self._left:
             return
         if self._error:
-            self.arrived.set_exception(self._error)
+            self._end(self._error)
+        # Who waited may have gone.
+        elif not self.arrived.done():
+            self.arrived.set_result(self._refused)
+
+    def lose(self, error: ClientFailed) -> None:
+        """There are no reports to come."""
+        self._end(error)
+
+    def _end(self, error: KafkaError) -> None:
+        if not self.arrived.done():
+            self.arrived.set_exception(error)
             # Who waited may have gone: nobody need be told then.
             self.arrived.exception()
-        else:
-            self.arrived.set_result(self._refused)

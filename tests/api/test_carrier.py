@@ -1,0 +1,145 @@
+"""What becomes of records when Kafka's client itself fails, or says nothing for long."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from tests.api.conftest import NOWHERE
+from tests.api.test_courier import ListedKafka, post
+from tests.conftest import configure, eventually
+
+from duetime.api.carrier import POLL_S, QUIET_LOOKS, SELDOM_S, Carrier, pause_s
+from duetime.client import Producer
+from duetime.connection import librdkafka_properties
+from duetime.errors import ClientFailed
+
+
+class FailingKafka(ListedKafka):
+    """Clients that fail for good when they are to; what one held, the next knows nothing of."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = 0
+        #: How many fail when they are looked at, and how many when they are given something.
+        self.at_looks = self.at_sends = 0
+
+    def __call__(self, *_, **__):
+        self.made += 1
+        self._waiting = []
+        return self
+
+    def send(self, record, report):
+        if self.at_sends:
+            self.at_sends -= 1
+            raise ClientFailed("out of sequence")
+        super().send(record, report)
+
+    def poll(self):
+        if self.at_looks and self._waiting:
+            self.at_looks -= 1
+            raise ClientFailed("out of sequence")
+        super().poll()
+
+
+@pytest.fixture
+def kafka(monkeypatch):
+    failing = FailingKafka()
+    failing.install(
+        monkeypatch,
+        name_of=lambda each: each.partition("-")[2],
+        acknowledge_s=0.1,
+        ask_again_s=0.05,
+    )
+    return failing
+
+
+@pytest.mark.parametrize("failing", ["at_looks", "at_sends"])
+def test_a_client_that_fails_for_good_is_replaced_and_nothing_is_lost(serving, kafka, failing):
+    client = serving(NOWHERE)
+    kafka.is_open.set()
+    setattr(kafka, failing, 2)
+
+    assert post(client, "a", "b").status_code == 202
+    eventually(lambda: kafka.arrived == ["a", "b"])
+
+    eventually(lambda: post(client, "c").status_code == 201)
+    assert kafka.made == 3
+    assert client.get("/readyz").status_code == 200
+
+
+def test_what_it_had_sent_before_it_failed_is_not_sent_again(serving, kafka):
+    client = serving(NOWHERE)
+    kafka.arrived.append("a")
+    kafka.is_open.set()
+    kafka.at_looks = 1
+
+    assert post(client, "a", "b").status_code == 202
+
+    eventually(lambda: kafka.arrived == ["a", "b"])
+    eventually(lambda: post(client, "c").status_code == 201)
+
+
+def test_what_was_spooled_while_it_was_under_way_is_sent_by_the_next_client(serving, kafka):
+    client = serving(NOWHERE)
+    assert post(client, "a").status_code == 202
+    assert post(client, "b").status_code == 202
+    kafka.is_open.set()
+    kafka.at_looks = 1
+
+    eventually(lambda: kafka.arrived == ["a", "b"])
+    eventually(lambda: post(client, "c").status_code == 201)
+
+
+def test_an_error_that_nobody_thought_of_does_not_end_the_taking_of_reports(
+    serving, kafka, monkeypatch, caplog
+):
+    errors, took = [ValueError("secret")], FailingKafka.poll
+
+    def poll(self):
+        if errors:
+            raise errors.pop()
+        took(self)
+
+    monkeypatch.setattr(FailingKafka, "poll", poll)
+    monkeypatch.setattr("duetime.api.carrier.AFTER_ERROR_S", 0)
+    kafka.is_open.set()
+
+    assert post(serving(NOWHERE), "a").status_code == 201
+    assert "ValueError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_reports_are_looked_for_seldom_once_there_were_none_for_a_second():
+    assert pause_s(0) == pause_s(QUIET_LOOKS - 1) == POLL_S
+    assert pause_s(QUIET_LOOKS) == SELDOM_S
+
+
+def test_whatever_is_handed_over_is_looked_for_often_again(kafka):  # noqa: ARG001
+    async def run():
+        carrier = Carrier(NOWHERE)
+        carrier._quiet_looks = QUIET_LOOKS
+        carrier.hand_over([])
+        assert carrier._quiet_looks == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.system
+def test_a_real_client_says_that_it_has_failed_for_good(settings, topics):  # noqa: ARG001
+    intake = f"{settings.namespace}.in"
+    configure(AdminClient(librdkafka_properties(settings)), intake, "max.message.bytes", "2000")
+    # It fails where a record is missing among others: the same error as that of a lost sequence.
+    producer = Producer(settings, **{"enable.gapless.guarantee": True})
+    producer.produce("t", "x" * 5_000, in_=timedelta(hours=1))
+    eventually(lambda: has_failed(producer))
+    with pytest.raises(ClientFailed):
+        producer.produce("t", "x", in_=timedelta(hours=1))
+
+
+def has_failed(producer):
+    try:
+        producer.poll(0.05)
+    except ClientFailed:
+        return True
+    return False

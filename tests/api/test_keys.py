@@ -1,0 +1,223 @@
+"""What is remembered of senders' ids: while a try is under way, and after it has failed."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+from tests.api.conftest import NOWHERE, problem_of
+from tests.api.test_courier import kafka as listed
+from tests.api.test_courier import post
+from tests.api.test_read_back import kafka as reported
+from tests.api.test_read_back import until
+from tests.api.test_spool import MIB
+from tests.conftest import eventually
+
+from duetime.api.courier import Courier
+from duetime.api.keys import Keys
+from duetime.api.problems import IdTaken, TooMany
+from duetime.api.spool import Spool, SpoolFull
+from duetime.api.wanted import NewMessage
+from duetime.clock import SystemClock
+from duetime.errors import RecordRefused
+
+__all__ = ["listed", "reported"]
+
+#: Deeper than pydantic writes, and not as deep as Python reads.
+DEEP = 300
+
+
+def sent(client, *batch):
+    """What is answered to JSON as it stands."""
+    messages = [{"topic": "t", "in": "5m"} | each for each in batch]
+    headers = {"content-type": "application/json"}
+    return client.post("/v1/messages", content=json.dumps(messages), headers=headers)
+
+
+def test_json_that_nests_deep_is_taken_and_holds_up_no_other_id(alone):
+    deep = json.loads("[" * DEEP + "]" * DEEP)
+    batch = [{"id": "good"}, {"id": "deep", "value": deep}]
+    first = sent(alone, *batch)
+    assert first.status_code == 202
+    assert sent(alone, *batch).json() == first.json()
+    assert sent(alone, batch[0]).json()["messages"] == first.json()["messages"][:1]
+
+
+@pytest.mark.parametrize("value", ["\ud800", {"a": "\ud800"}])
+def test_what_is_no_text_has_its_reason_also_under_an_id_that_is_known(alone, value):
+    assert sent(alone, {"id": "text"}).status_code == 202
+    assert problem_of(sent(alone, {"id": "text", "value": value})) == (422, "unreadable")
+
+
+def test_a_series_is_sent_each_time_and_another_takes_its_place(serving, listed):
+    listed.is_open.set()
+    client = serving(NOWHERE)
+    crons = ["@daily", "@daily", "@hourly"]
+    answers = [post(client, "report", cron=each) for each in crons]
+    assert {each.status_code for each in answers} == {201}
+    assert listed.arrived == ["report"] * 3
+
+
+def test_each_definition_of_a_series_is_spooled_in_order(serving, listed):
+    client = serving(NOWHERE)
+    post(client, "first")
+    # At the same minute they come first.
+    for cron in ("0 0 1 1 *", "0 0 1 1 *", "@yearly"):
+        parts = {"cron": cron, "headers": {"cron": cron}, "in": None}
+        assert post(client, "report", **parts).status_code == 202
+    seen = []
+    take = listed.send
+    listed.send = lambda record, report: (seen.append(record), take(record, report))
+    listed.is_open.set()
+
+    eventually(lambda: len(listed.arrived) == 4)
+    assert [dict(each.headers)["cron"] for each in seen] == [b"0 0 1 1 *"] * 2 + [b"@yearly"]
+
+
+def test_a_message_that_was_cancelled_is_not_taken_again(serving, listed):  # noqa: ARG001
+    client = serving(NOWHERE)
+    post(client, "first")
+    told = post(client, "gone").json()["messages"][0]
+    assert client.delete(f"/v1/messages/{told['id']}").status_code == 204
+    assert problem_of(post(client, "gone")) == (409, "id-taken")
+    assert problem_of(post(client, "new", "gone")) == (409, "id-taken")
+    assert post(client, "new").status_code == 202
+
+
+class Tries:
+    """Tries of messages that are called so, each a ms later than the last."""
+
+    def __init__(self):
+        self.keys = Keys()
+        self._now_ms = 0
+
+    def sending(self, *names, topic="t", **parts):
+        due = {"in": "5m"} | parts
+        messages = [NewMessage(topic=topic, id=each, **due) for each in names]
+        return self.keys.sending(messages, lambda: self._records(messages))
+
+    def _records(self, messages):
+        self._now_ms += 1
+        return [each.record(NOWHERE, self._now_ms, self.keys.due_ms(each)) for each in messages]
+
+
+async def one(sending, over, sent):
+    async with sending as begun:
+        sent.append([each.id.unique for each in begun.fresh])
+        await over.wait()
+        begun.took(in_kafka=True)
+    return [each.id.due_ms for each in begun.records]
+
+
+def test_what_others_have_sent_meanwhile_is_no_message_of_ones_own():
+    async def run():
+        tries, over, sent = Tries(), asyncio.Event(), []
+        first = asyncio.create_task(one(tries.sending("x"), over, sent))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(one(tries.sending("x", "y"), over, sent))
+        await asyncio.sleep(0)
+        other = asyncio.create_task(one(tries.sending("y", topic="other"), over, sent))
+        await asyncio.sleep(0)
+        over.set()
+        await asyncio.gather(first, other)
+        with pytest.raises(IdTaken):
+            await waiting
+        assert sent == [["x"], ["y"]]
+
+    asyncio.run(run())
+
+
+def test_what_was_sent_meanwhile_has_the_time_of_its_first_try():
+    async def run():
+        tries, over, sent = Tries(), asyncio.Event(), []
+        first = asyncio.create_task(one(tries.sending("x"), over, sent))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(one(tries.sending("x", "y"), over, sent))
+        await asyncio.sleep(0)
+        other = asyncio.create_task(one(tries.sending("y"), over, sent))
+        await asyncio.sleep(0)
+        over.set()
+        assert await asyncio.gather(first, other, waiting) == [
+            [300_001],
+            [300_002],
+            [300_001, 300_002],
+        ]
+        assert sent == [["x"], ["y"], []]
+
+    asyncio.run(run())
+
+
+def test_what_never_left_takes_no_id():
+    async def run():
+        tries = Tries()
+        with pytest.raises(TooMany):
+            async with tries.sending("x"):
+                raise TooMany("not now", 1)
+        async with tries.sending("x", topic="other") as sending:
+            assert len(sending.fresh) == 1
+            sending.took(in_kafka=True)
+        # One that was sent is remembered, also if another try of it comes to nothing.
+        with pytest.raises(TooMany):
+            async with tries.sending("x", topic="other"):
+                raise TooMany("not now", 1)
+        with pytest.raises(IdTaken):
+            async with tries.sending("x"):
+                pass
+
+    asyncio.run(run())
+
+
+def test_of_several_that_a_full_spool_does_not_take_each_waits_for_its_own(reported, tmp_path):
+    async def run():
+        spool, tries, busy = Spool(tmp_path / "spool.db", MIB), Tries(), threading.Event()
+        async with Courier(NOWHERE, spool, SystemClock()) as courier:
+
+            async def send(name):
+                async with tries.sending(name, value="x" * 600_000) as sending:
+                    await sending.by(courier)
+                return sending.fresh
+
+            # Both come during one write to the disk, and so are in the next.
+            writing = asyncio.create_task(courier._clerk.ask(busy.wait))
+            sending = [asyncio.create_task(send(each)) for each in "ab"]
+            await until(lambda: len(courier._clerk._puts) == 2)
+            busy.set()
+            failed = await asyncio.gather(*sending, return_exceptions=True)
+            assert [type(each) for each in failed] == [SpoolFull] * 2
+            again = [asyncio.create_task(send(each)) for each in "ab"]
+            await writing
+            reported.report(reported.records["b"], RecordRefused("too large"))
+            assert [each.id.unique for each in await again[1]] == ["b"]
+            assert not again[0].done()
+            reported.report(reported.records["a"])
+            assert await again[0] == []
+            await until(lambda: reported.handed == ["a", "b", "b"])
+            reported.report(reported.records["b"])
+            await until(lambda: not courier._spooling)
+
+    asyncio.run(run())
+
+
+def test_a_try_that_is_given_up_is_waited_for_by_the_next_one(reported, tmp_path, monkeypatch):
+    monkeypatch.setattr("duetime.api.courier.ACKNOWLEDGE_S", 60)
+
+    async def run():
+        tries = Tries()
+        async with Courier(NOWHERE, Spool(tmp_path / "spool.db", MIB), SystemClock()) as courier:
+
+            async def send():
+                async with tries.sending("a") as sending:
+                    await sending.by(courier)
+                return sending.fresh
+
+            given_up = asyncio.create_task(send())
+            await asyncio.sleep(0)
+            given_up.cancel()
+            again = asyncio.create_task(send())
+            await asyncio.gather(given_up, return_exceptions=True)
+            assert not again.done()
+            reported.report(reported.records["a"])
+            assert await again == []
+        assert reported.handed == ["a"]
+
+    asyncio.run(run())
