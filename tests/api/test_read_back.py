@@ -1,16 +1,21 @@
 """What is under way while the spool reads back what has arrived. A Kafka whose reports are ours."""
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
+from confluent_kafka import Producer
 from tests.api.conftest import NOWHERE
 from tests.api.made_kafka import MadeKafka
 from tests.api.test_spool import MIB, record
 from tests.conftest import eventually
 
 from duetime.api.courier import Courier
+from duetime.api.readback import arrived
 from duetime.api.spool import Spool
+from duetime.client import Producer as Client
 from duetime.clock import SystemClock
+from duetime.connection import librdkafka_properties
 from duetime.errors import KafkaError
 
 
@@ -72,3 +77,19 @@ def test_what_is_spooled_meanwhile_and_arrives_is_not_sent_again(kafka, tmp_path
 
 async def until(holds):
     await asyncio.to_thread(eventually, holds, within_s=10)
+
+
+@pytest.mark.system
+def test_what_has_arrived_behind_an_open_transaction_is_found(settings, topics, now_ms):  # noqa: ARG001
+    intake = f"{settings.namespace}.in"
+    other = Producer(librdkafka_properties(settings) | {"transactional.id": settings.namespace})
+    other.init_transactions()
+    other.begin_transaction()
+    for partition in range(settings.intake_partitions):
+        other.produce(intake, b"not committed yet", partition=partition)
+    assert other.flush(30) == 0
+    with Client(settings) as client:
+        sent = client.produce("orders", "v", at=datetime.now(UTC), id="m0")
+
+    assert arrived(settings, {sent: now_ms, "000000000001-m1": now_ms}) == {sent}
+    other.abort_transaction()

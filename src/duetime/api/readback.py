@@ -24,7 +24,8 @@ def arrived(settings: Settings, taken_ms: Mapping[str, int]) -> set[str]:
     if not taken_ms:
         return set()
     since_ms = min(taken_ms.values()) - MARGIN_MS
-    with RangeReader(settings) as reader:
+    # Its own records are in no transaction, and there also where one of others is open before them.
+    with RangeReader(settings, committed_only=False) as reader:
         found = (_id(each) for each in reader.records(_ranges(settings, since_ms)))
         return {each for each in found if each is not None and each in taken_ms}
 

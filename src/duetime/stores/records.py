@@ -139,11 +139,12 @@ def address(headers: Sequence[Header]) -> Address | None:
 class RangeReader:
     """A consumer that reads exact ranges, one call after another, and commits nothing."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, committed_only: bool = True) -> None:
+        isolation = "read_committed" if committed_only else "read_uncommitted"
         self._consumer = Consumer(
             librdkafka_properties(settings)
             | READS_RANGES
-            | {"group.id": f"{settings.namespace}.reader"}
+            | {"group.id": f"{settings.namespace}.reader", "isolation.level": isolation}
         )
 
     def __enter__(self) -> Self:
@@ -166,7 +167,7 @@ class RangeReader:
                 yield found
 
     def records(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
-        """All records of these ranges as they are, committed ones only."""
+        """All records of these ranges as they are; those of an open transaction are none yet."""
         ends = {(each.topic, each.partition): each.end for each in ranges if each.count > 0}
         left = sum(each.count for each in ranges)
         self._consumer.assign(
