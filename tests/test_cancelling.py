@@ -1,17 +1,24 @@
 """A cancel's definite answer for what waits for a retry; the clock stands where a test wants it."""
 
-import pytest
-from confluent_kafka import Producer
-from tests.conftest import SetClock
+from contextlib import closing
 
-from duetime.cancelling import MARGIN_MS, cancel_surely, closes_ms
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from tests.conftest import SetClock, eventually
+
+from duetime.cancelling import MARGIN_MS, cancel_surely, closes_ms, find_waiting
 from duetime.connection import librdkafka_properties
-from duetime.errors import TooLate
-from duetime.failed import last_failure
-from duetime.message import WAITING_HEADERS, MessageId
+from duetime.errors import KafkaError, TooLate
+from duetime.failed import find_failed
+from duetime.message import DUE_AT_MS, DUE_ERROR, DUE_ERROR_DETAIL, WAITING_HEADERS, MessageId
+from duetime.stores.opening import open_reader
+from duetime.stores.records import RangeReader
 from duetime.topics import TopicNames
 
 pytestmark = pytest.mark.system
+
+MINUTE_MS = 60_000
 
 
 @pytest.fixture
@@ -21,27 +28,60 @@ def settings(settings):
 
 
 @pytest.fixture
-def failed(settings, wheel, now_ms):
-    """A message that has failed once and waits for its retry; and when that is."""
-    identity = MessageId(due_ms=now_ms - 1_000, unique="failed")
-    values = ("orders", None, str(now_ms), str(identity.due_ms), str(identity))
+def fails(settings, wheel, now_ms):  # noqa: ARG001 (the topics must be there)
+    """Writes down that a message has failed, as the pipeline does; returns its retries."""
     producer = Producer(librdkafka_properties(settings))
-    headers = list(zip(WAITING_HEADERS, values, strict=True))
-    producer.produce(TopicNames(settings).failed, b"v", headers=headers)
-    assert producer.flush(30) == 0
-    retry_ms = last_failure(identity, settings, now_ms).retry_ms
-    state = f"{now_ms}::{retry_ms}:1:{now_ms}"
-    waits = ("orders", None, state, str(identity.due_ms), str(identity))
-    wheel.foreign(retry_ms, list(zip(WAITING_HEADERS, waits, strict=True)))
+
+    def fail(identity, reason="not-authorised", *, retried_ms=None, attempts=None):
+        retry = "" if retried_ms is None else f"::{retried_ms}:{attempts}:{now_ms}"
+        values = ("orders", None, f"{now_ms}{retry}", str(identity.due_ms), str(identity))
+        headers = list(zip(WAITING_HEADERS, values, strict=True))
+        said = [(DUE_ERROR, reason), (DUE_ERROR_DETAIL, "so it is")]
+        producer.produce(TopicNames(settings).failed, b"v", headers=[*headers, *said])
+        assert producer.flush(30) == 0
+        return find_failed(identity, settings, now_ms).retries_ms
+
+    return fail
+
+
+@pytest.fixture
+def waits(wheel, now_ms):
+    """Writes a retry into the wheel, or its cancel."""
+
+    def write(identity, retry_ms, *, is_cancel=False):
+        state = f"{now_ms}::{retry_ms}:1:{now_ms}"
+        retry = ("orders", None, state, str(identity.due_ms), str(identity))
+        cancel = (None, None, None, str(retry_ms), str(identity))
+        values = cancel if is_cancel else retry
+        wheel.foreign(retry_ms, list(zip(WAITING_HEADERS, values, strict=True)))
+
+    return write
+
+
+@pytest.fixture
+def _impatient(monkeypatch):
+    """There is no pipeline that would take a cancel in."""
+    monkeypatch.setattr("duetime.cancelling.CONFIRM_MS", 0)
+
+
+@pytest.fixture
+def identity(now_ms):
+    return MessageId(due_ms=now_ms - 1_000, unique="failed")
+
+
+@pytest.fixture
+def failed(identity, fails, waits):
+    """A message that has failed once and waits for its retry; and when that is."""
+    (retry_ms,) = fails(identity)
+    waits(identity, retry_ms)
     return identity, retry_ms
 
 
 @pytest.fixture
-def cancelled(wheel, failed):
+def cancelled(waits, failed):
     """The same, cancelled."""
     identity, retry_ms = failed
-    values = (None, None, None, str(retry_ms), str(identity))
-    wheel.foreign(retry_ms, list(zip(WAITING_HEADERS, values, strict=True)))
+    waits(identity, retry_ms, is_cancel=True)
     return failed
 
 
@@ -58,3 +98,103 @@ def test_a_retry_that_is_near_is_too_late_to_cancel(settings, failed):
     identity, retry_ms = failed
     with pytest.raises(TooLate, match="tried again just now"):
         cancel_surely(identity, settings, SetClock(retry_ms - settings.horizon_ms + 1))
+
+
+def test_of_a_retry_that_was_delivered_long_ago_nobody_says_that_it_is_tried_just_now(
+    settings, identity, fails
+):
+    (retry_ms,) = fails(identity)
+    later_ms = retry_ms + 10 * MINUTE_MS
+    said = "was to be tried again 10m ago: it is delivered, or will be at once"
+    with pytest.raises(TooLate, match=said):
+        cancel_surely(identity, settings, SetClock(later_ms))
+    with closing(open_reader(settings)) as reader, pytest.raises(TooLate, match=said):
+        find_waiting(identity, reader, settings, later_ms)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_where_no_retry_was_needed_because_the_topic_was_there_the_answer_is_definite(
+    settings, identity, fails, now_ms
+):
+    fails(identity, "unknown-topic")
+    with pytest.raises(TooLate, match="if there was the topic by then, it is delivered"):
+        cancel_surely(identity, settings, SetClock(now_ms))
+    other = MessageId(due_ms=identity.due_ms, unique="other")
+    fails(other)
+    with pytest.raises(KafkaError, match="nobody took it in"):
+        cancel_surely(other, settings, SetClock(now_ms))
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_of_two_copies_that_have_failed_each_retry_is_cancelled(
+    settings, identity, fails, waits, now_ms
+):
+    fails(identity)
+    first_ms, second_ms = eventually(lambda: found if len(found := fails(identity)) > 1 else None)
+    for retry_ms in (first_ms, second_ms):
+        waits(identity, retry_ms)
+    waits(identity, second_ms, is_cancel=True)
+    with pytest.raises(KafkaError, match="nobody took it in"):
+        cancel_surely(identity, settings, SetClock(now_ms))
+    assert instants_of_cancels(settings) == [first_ms]
+    waits(identity, first_ms, is_cancel=True)
+    cancel_surely(identity, settings, SetClock(now_ms))
+
+
+def instants_of_cancels(settings):
+    """What the control topic has."""
+    consumer = Consumer(librdkafka_properties(settings) | {"group.id": settings.namespace})
+    topic = TopicNames(settings).control
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, each, 0) for each in partitions])
+    (record,) = consumer.consume(1, timeout=20)
+    further = consumer.consume(1, timeout=1)
+    consumer.close()
+    return [int(dict(each.headers())[DUE_AT_MS]) for each in (record, *further)]
+
+
+def test_a_retry_that_has_failed_again_is_over_and_the_next_one_waits(identity, fails):
+    (first_ms,) = fails(identity)
+    (second_ms,) = fails(identity, retried_ms=first_ms, attempts=1)
+    assert second_ms > first_ms
+    assert fails(identity, retried_ms=second_ms, attempts=9) == ()
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """How many records were read each time."""
+    counts, records = [], RangeReader.records
+
+    def counted(self, ranges):
+        counts.append(sum(each.count for each in ranges))
+        return records(self, ranges)
+
+    monkeypatch.setattr(RangeReader, "records", counted)
+    return counts
+
+
+def test_what_has_failed_is_read_once_for_all_who_ask(settings, fails, identity, now_ms, read):
+    others = [MessageId(due_ms=identity.due_ms, unique=f"m{each}") for each in range(30)]
+    retries = [fails(each) for each in others]
+    read.clear()
+    found = [find_failed(each, settings, now_ms).retries_ms for each in others]
+    assert found == retries
+    # Only what each of them is itself.
+    assert set(read) == {0, 1}
+    assert sum(read) == len(others)
+    assert find_failed(identity, settings, now_ms) is None
+
+
+def test_what_is_freed_or_was_not_asked_for_before_is_no_matter(settings, fails, now_ms, read):
+    old, new = (MessageId(due_ms=now_ms + ms, unique=f"{ms}") for ms in (-1_000, 62_000))
+    fails(old)
+    assert find_failed(new, settings, now_ms) is None
+    for _ in range(2):
+        fails(old)
+    admin = AdminClient(librdkafka_properties(settings))
+    place = TopicPartition(TopicNames(settings).failed, 0, 2)
+    for freed in admin.delete_records([place]).values():
+        freed.result()
+    read.clear()
+    assert len(find_failed(old, settings, now_ms).retries_ms) == 1
+    assert sum(read) == 1

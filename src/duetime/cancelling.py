@@ -5,7 +5,7 @@ two came first. So it is sent, then looked for there, and what is seen in time i
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from duetime.client import Producer
 from duetime.clock import Clock, format_duration, format_instant
 from duetime.config import Settings
 from duetime.errors import DuetimeError, KafkaError, TooLate, UnknownMessage
-from duetime.failed import last_failure
+from duetime.failed import Failed, find_failed
 from duetime.message import MessageId
 from duetime.outgoing import cancelled
 from duetime.stores import Found, Reader
@@ -37,34 +37,33 @@ def cancel_surely(identity: MessageId, settings: Settings, clock: Clock) -> None
     """Cancel; returns when it is certain that the message will not be delivered.
 
     Safe to repeat: a cancel that is there is seen until its window is planned. One that could not
-    be delivered, and waits for a retry, is cancelled there.
+    be delivered, and waits for a retry, is cancelled there; where several copies of it do, each.
 
     Raises TooLate, UnknownMessage (should the message come in yet, it is cancelled), and
     KafkaError where nobody took the cancel in: it is not known what becomes of it then.
     """
-    now_ms, retry_ms = clock.now_ms(), None
+    now_ms, failed = clock.now_ms(), None
     if now_ms >= _last_ms(identity.due_ms, settings):
-        retry_ms = _retry_ms(identity, settings, now_ms)
-    due_ms = identity.due_ms if retry_ms is None else retry_ms
+        failed = _failed(identity, settings, now_ms)
     with closing(open_reader(settings)) as reader:
-        found = reader.find(identity, now_ms, retry_ms=retry_ms)
-        if found and found.cancelled and clock.now_ms() < _last_ms(due_ms, settings):
-            return
-        if (found is None or retry_ms is not None) and _is_near(due_ms, settings, now_ms):
-            raise _too_late(identity, now_ms, retry_ms)
-        with Producer(settings) as producer:
-            producer.send(cancelled(identity, settings, retry_ms))
-        _Awaited(reader, identity, retry_ms, settings).until_cancelled(clock)
+        asked = _Asked(reader, identity, failed, settings)
+        instants = _to_come(failed, now_ms) if failed else [None]
+        if left := [each for each in instants if asked.is_left(each, clock)]:
+            with Producer(settings) as producer:
+                for each in left:
+                    producer.send(cancelled(identity, settings, each))
+            asked.until_cancelled(left, clock)
 
 
 def find_waiting(identity: MessageId, reader: Reader, settings: Settings, now_ms: int) -> Found:
     """The message, also where it waits to be tried again. Raises TooLate, UnknownMessage."""
     found = reader.find(identity, now_ms)
     if found is None and _is_near(identity.due_ms, settings, now_ms):
-        retry_ms = _retry_ms(identity, settings, now_ms)
-        found = reader.find(identity, now_ms, retry_ms=retry_ms)
-        if found is None and _is_near(retry_ms, settings, now_ms):
-            raise _too_late(identity, now_ms, retry_ms)
+        instants = _to_come(_failed(identity, settings, now_ms), now_ms)
+        retries = (reader.find(identity, now_ms, retry_ms=each) for each in instants)
+        found = next((each for each in retries if each), None)
+        if found is None and _is_near(instants[-1], settings, now_ms):
+            raise _too_late(identity, now_ms, instants[-1])
     if found is None:
         raise not_waiting(identity, settings, now_ms)
     return found
@@ -120,51 +119,95 @@ def _is_near(due_ms: int, settings: Settings, now_ms: int) -> bool:
 def _too_late(identity: MessageId, now_ms: int, retry_ms: int | None) -> TooLate:
     if retry_ms is None:
         return TooLate(f"too late: {on_its_way(identity, now_ms)}")
-    return TooLate(f"too late: {identity} could not be delivered, and is tried again just now")
+    if now_ms - retry_ms < ARRIVAL_MS:
+        return TooLate(f"too late: {identity} could not be delivered, and is tried again just now")
+    # Had it failed again, that would be known.
+    past = format_duration(now_ms - retry_ms)
+    return TooLate(
+        f"too late: {identity} could not be delivered, and was to be tried again {past} ago: it is "
+        "delivered, or will be at once"
+    )
 
 
-def _retry_ms(identity: MessageId, settings: Settings, now_ms: int) -> int:
-    """When a message is tried again that is due already. Raises TooLate."""
-    failure = last_failure(identity, settings, now_ms)
-    if failure is None:
+def _failed(identity: MessageId, settings: Settings, now_ms: int) -> Failed:
+    """What became of a message that is due already, and waits for a retry. Raises TooLate."""
+    failed = find_failed(identity, settings, now_ms)
+    if failed is None:
         raise _too_late(identity, now_ms, None)
-    if failure.retry_ms is None:
+    if not failed.retries_ms:
         raise TooLate(f"too late: {identity} could not be delivered, and is a dead letter")
-    return failure.retry_ms
+    return failed
+
+
+def _to_come(failed: Failed, now_ms: int) -> list[int]:
+    """Its retries, without those that are over where others are not; in order, and never none."""
+    left = [each for each in failed.retries_ms if now_ms - each < ARRIVAL_MS]
+    return left or [failed.retries_ms[-1]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Awaited:
-    """A cancel that was sent."""
+class _Asked:
+    """What is to be cancelled. An instant is that of a retry; None is the message's own."""
 
     reader: Reader
     identity: MessageId
-    #: When the message is tried again, if it waits for that.
-    retry_ms: int | None
+    #: What became of it, if it is due already.
+    failed: Failed | None
     settings: Settings
 
-    def until_cancelled(self, clock: Clock) -> None:
+    def is_left(self, retry_ms: int | None, clock: Clock) -> bool:
+        """Whether a cancel is to be sent, because none is there. Raises TooLate."""
+        found, now_ms = self._find(retry_ms, clock), clock.now_ms()
+        if found and found.cancelled and now_ms < self._last_ms(retry_ms):
+            return False
+        is_near = _is_near(self._due_ms(retry_ms), self.settings, now_ms)
+        if (found is None or retry_ms is not None) and is_near:
+            raise _too_late(self.identity, now_ms, retry_ms)
+        return True
+
+    def until_cancelled(self, retries_ms: Sequence[int | None], clock: Clock) -> None:
         """Look until it is where its message is. Raises as `cancel_surely` does."""
         begun_ms = clock.now_ms()
-        last_ms = _last_ms(self.retry_ms or self.identity.due_ms, self.settings)
+        last_ms = min(self._last_ms(each) for each in retries_ms)
         while True:
-            found = self.reader.find(self.identity, clock.now_ms(), retry_ms=self.retry_ms)
+            looks = [self._find(each, clock) for each in retries_ms]
             now_ms = clock.now_ms()
             if now_ms >= last_ms:
                 raise TooLate(f"too late: {on_its_way(self.identity, now_ms)}")
-            if found and found.cancelled:
+            # Of several, one may not be there yet: its cancel is taken in with the others.
+            there = [each for each in looks if each]
+            if there and all(each.cancelled for each in there):
                 return
-            self._check_patience(found, now_ms - begun_ms)
+            self._check_patience(now_ms - begun_ms, is_there=bool(there))
             time.sleep(LOOK_S)
 
-    def _check_patience(self, found: Found | None, waited_ms: int) -> None:
+    def _find(self, retry_ms: int | None, clock: Clock) -> Found | None:
+        return self.reader.find(self.identity, clock.now_ms(), retry_ms=retry_ms)
+
+    def _due_ms(self, retry_ms: int | None) -> int:
+        return self.identity.due_ms if retry_ms is None else retry_ms
+
+    def _last_ms(self, retry_ms: int | None) -> int:
+        return _last_ms(self._due_ms(retry_ms), self.settings)
+
+    def _check_patience(self, waited_ms: int, *, is_there: bool) -> None:
         # A message that has failed is written down as one that waits some seconds later.
-        if found is None and self.retry_ms is None and waited_ms >= ARRIVAL_MS:
+        if not is_there and self.failed is None and waited_ms >= ARRIVAL_MS:
             raise UnknownMessage(
                 f"unknown: no message {self.identity} waits; should it come in yet, it is cancelled"
             )
         if waited_ms >= CONFIRM_MS:
+            self._check_delivered(is_there=is_there)
             raise KafkaError(
                 f"the cancel of {self.identity} is sent, but nobody took it in: see that duetime "
                 "runs, then cancel again to be certain"
+            )
+
+    def _check_delivered(self, *, is_there: bool) -> None:
+        """Raise TooLate where no retry waits because none was needed."""
+        if not is_there and self.failed and self.failed.was_unknown:
+            raise TooLate(
+                f"too late: {self.identity} failed because its topic was missing, and no retry of "
+                "it waits: if there was the topic by then, it is delivered; if nobody has looked "
+                "yet, its retry is cancelled"
             )

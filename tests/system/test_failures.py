@@ -11,7 +11,7 @@ from tests.conftest import TRACE, eventually
 from tests.system.conftest import LONG_WAITED, PATIENCE_S, RETRY_TOPICS, STUBBORN, now_ms
 
 from duetime.api.address import url
-from duetime.failed import last_failure
+from duetime.failed import find_failed
 from duetime.message import DUE_AT_MS, DUE_EXPIRES_MS, DUE_ID, DUE_TOPIC, MessageId
 from duetime.tables import ApiToken
 
@@ -169,7 +169,7 @@ def test_a_message_that_waits_for_a_retry_is_cancelled(live, sender, dead, api):
     assert (hidden["reason"], "could not" in hidden["detail"]) == ("too-late", False)
 
     # It would have been tried again by then, and died.
-    retry_ms = last_failure(MessageId.parse(lost), live.settings, now_ms()).retry_ms
+    (retry_ms,) = find_failed(MessageId.parse(lost), live.settings, now_ms()).retries_ms
     later = timedelta(milliseconds=retry_ms - now_ms() + 1_000)
     of(dead, sender.produce(live.topic(), "later", partition=7, in_=later))
     assert lost not in {each.id for each in dead.arrived}
