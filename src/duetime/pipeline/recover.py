@@ -69,9 +69,11 @@ def recover_lanes(spark: SparkSession, settings: Settings, written: Written) -> 
 def _first_of_its_id(asked: DataFrame) -> DataFrame:
     """Of the messages with one id the first that came, as if they had met in a slot; and cancels.
 
-    Some were far from due when they came, and are sent now without being in a slot.
+    Some were far from due when they came, and are sent now without being in a slot. Cancels of a
+    message and of its retries have one id, and go to a slot each.
     """
-    same = W.partitionBy("id", "is_cancel").orderBy("timestamp", "topic", "partition", "offset")
+    id_and_time = "id", "is_cancel", "asked.due_ms"
+    same = W.partitionBy(*id_and_time).orderBy("timestamp", "topic", "partition", "offset")
     return asked.select("*", F.row_number().over(same).alias("nth")).where("nth = 1").drop("nth")
 
 
@@ -81,8 +83,10 @@ def _cancelled(sieve: Sieve, settings: Settings, intake: Intake, since_ms: int) 
     if sent is None:
         return None
     in_time = F.unix_millis("timestamp") + settings.horizon_ms <= F.col("asked.due_ms")
-    identity = message_id(F.col("asked.due_ms"), F.col("asked.unique"))
-    asked = intake.understood(sent).where(asks_to_cancel() & in_time)
+    identity = F.col("asked.key").cast("string")
+    # The cancel of a retry, which has another instant than the id, is of none that is taken in.
+    is_first = identity == message_id(F.col("asked.due_ms"), F.col("asked.unique"))
+    asked = intake.understood(sent).where(asks_to_cancel() & in_time & is_first)
     return asked.select(identity.alias("id")).distinct()
 
 
