@@ -1,13 +1,17 @@
 """A handler that fails: again later, then a dead letter."""
 
+import re
+
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.conftest import configure
+from tests.conftest import SetClock, configure
 
+from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.dead import DeadLetters, Selection
-from duetime.retry import exponential, retry_later
+from duetime.message import UNIQUE_PATTERN
+from duetime.retry import Failure, exponential, retry_later
 
 
 def test_a_backoff_doubles_up_to_the_longest():
@@ -25,25 +29,22 @@ def test_a_backoff_doubles_up_to_the_longest():
 @pytest.mark.system
 @pytest.mark.usefixtures("topics")
 def test_a_message_whose_handler_fails_is_scheduled_anew_and_dies_at_last(settings, now_ms, caplog):
-    class Stopped:
-        def now_ms(self):
-            return now_ms
+    clock = SetClock(now_ms)
 
-    @retry_later(
-        backoff=exponential("1m", max="1h"), attempts=3, settings=settings, clock=Stopped()
-    )
+    @retry_later(backoff=exponential("1m", max="1h"), attempts=3, settings=settings, clock=clock)
     def handle(_):
         raise ZeroDivisionError("with a payload")
 
     topic = f"{settings.namespace}-orders"
-    handle(sent(settings, topic, headers=[("a", b"1"), ("due-id", b"x"), ("due-at-ms", b"1")]))
+    failed = sent(settings, topic, headers=[("a", b"1"), ("due-id", b"x"), ("due-at-ms", b"1")])
+    handle(failed)
     again = taken(settings, f"{settings.namespace}.in", settings.intake_partitions, 1)[0]
     headers = dict(again.headers())
     assert (headers["due-topic"], headers["due-retried"]) == (
         topic.encode(),
         f"1:{now_ms}".encode(),
     )
-    assert headers["due-at-ms"] == str(now_ms + 60_000).encode()
+    assert headers["due-at-ms"] == str(failed.timestamp()[1] + 60_000).encode()
     assert (headers["a"], again.key(), again.value()) == (b"1", b"k", b"v")
 
     handle(
@@ -87,6 +88,87 @@ def test_a_message_that_kafka_refuses_for_good_dies_at_once_and_is_not_handled_f
     (letter,) = DeadLetters(settings).latest(Selection(), 9)
     assert (letter.topic, letter.attempts, letter.value) == (topic, 1, large)
     assert "ZeroDivisionError, and it cannot be scheduled: Kafka refuses message" in letter.detail
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("topics")
+def test_a_message_that_is_larger_than_a_dead_letter_leaves_its_place_and_is_not_handled_for_ever(
+    settings, now_ms
+):
+    small = settings.model_copy(update={"max_message_bytes": 20_000})
+
+    @retry_later(backoff=exponential("1m", max="1h"), attempts=3, settings=small)
+    def handle(_):
+        raise ZeroDivisionError
+
+    topic, large = f"{settings.namespace}-orders", b"x" * 200_000
+    handle(sent(settings, topic, headers=[("a", b"1")], value=large))
+    handle(sent(settings, topic, headers=[("a", large)]))
+    without_value, bare = DeadLetters(settings).latest(Selection(), 9)
+    assert (without_value.key, without_value.headers) == (b"k", (("a", b"1"),))
+    assert (bare.key, bare.headers) == (None, ())
+    for offset, letter in enumerate((without_value, bare)):
+        assert (letter.topic, letter.reason, letter.value) == (topic, "gone", None)
+        assert letter.detail.endswith(f"its record is {topic}/0/{offset}")
+    # There is nothing to bring back: a record without its value would be another message.
+    assert DeadLetters(settings).redrive(Selection(), SetClock(now_ms)) == 0
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("topics")
+def test_what_fails_again_after_a_crash_is_the_same_message(settings, now_ms):
+    clock = SetClock(now_ms)
+
+    @retry_later(backoff=exponential("1m", max="1h"), attempts=3, settings=settings, clock=clock)
+    def handle(_):
+        raise ZeroDivisionError
+
+    topic = f"{settings.namespace}-orders"
+    failed, other = (sent(settings, topic, headers=[]) for _ in range(2))
+    sent_ms = failed.timestamp()[1]
+    # It was not committed, and is handled again.
+    for handled_ms in (sent_ms + 5, sent_ms + 30_000, sent_ms + 30_001):
+        clock.ms = handled_ms
+        handle(failed)
+    handle(other)
+    again = taken(settings, f"{settings.namespace}.in", settings.intake_partitions, 4)
+    headers = [dict(each.headers()) for each in again]
+    told = [(each["due-id"].decode(), int(each["due-at-ms"])) for each in headers]
+    assert told.count((f"retried:{topic}.0.{failed.offset()}:1", sent_ms + 60_000)) == 2
+    # No wait is shorter than half of what it is to be.
+    assert len(set(told)) == 3
+    assert max(due_ms for _, due_ms in told) >= sent_ms + 90_001
+
+
+def test_the_id_of_what_fails_in_a_topic_with_a_long_name_is_one():
+    failure = Failure(message=Record("t" * 249, 0, 7), at_ms=5, attempts=1, first_ms=5)
+    assert re.match(UNIQUE_PATTERN, failure.unique)
+    other = Failure(message=Record("t" * 249, 0, 8), at_ms=5, attempts=1, first_ms=5)
+    assert failure.unique != other.unique
+
+
+class Record:
+    """Where a record is."""
+
+    def __init__(self, *place):
+        self._place = place
+
+    def topic(self):
+        return self._place[0]
+
+    def partition(self):
+        return self._place[1]
+
+    def offset(self):
+        return self._place[2]
+
+
+def test_a_coroutine_function_is_no_handler():
+    async def handle(_):
+        """It would be done with before it has begun."""
+
+    with pytest.raises(TypeError, match="coroutine"):
+        retry_later(backoff=exponential("1s", max="1h"), attempts=3, settings=Settings())(handle)
 
 
 def sent(settings, topic, headers, value=b"v"):

@@ -7,8 +7,12 @@ A message whose handler raises is scheduled to its own topic once more, with its
 headers. After the last attempt it is a dead letter of duetime: `duetime dead list`, `redrive`.
 """
 
+import hashlib
+import inspect
 import logging
+import re
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import wraps
 
 from confluent_kafka import Message
@@ -16,7 +20,7 @@ from confluent_kafka import Message
 from duetime.client import Producer
 from duetime.clock import Clock, SystemClock, parse_duration
 from duetime.config import Settings, load_settings
-from duetime.errors import InvalidMessage, KafkaError, RecordRefused
+from duetime.errors import InvalidMessage, KafkaError, Reason, RecordRefused
 from duetime.message import (
     DUE_AT_MS,
     DUE_ATTEMPTS,
@@ -26,10 +30,11 @@ from duetime.message import (
     DUE_FAILED_LAST_MS,
     DUE_ID,
     DUE_TOPIC,
+    UNIQUE_PATTERN,
     MessageId,
     last_words,
 )
-from duetime.outgoing import OWN_HEADERS, Header, Outgoing, Wanted, new_unique, scheduled
+from duetime.outgoing import OWN_HEADERS, Header, Outgoing, Wanted, scheduled
 from duetime.stores.records import headers_of
 from duetime.topics import TopicNames
 
@@ -66,10 +71,18 @@ def retry_later(
     What it returns is called with a message, and returns when that is done with: handled, or
     scheduled anew, or dead. Only then commit its offset: after a crash it is handled again, so it
     may be tried more often. Raises KafkaError where Kafka did not take it: do not commit then.
+
+    Raises TypeError for a coroutine function: it has done nothing yet when it returns.
     """
     retries = Retries(settings or load_settings(), clock or SystemClock(), backoff, attempts)
 
     def decorate(handle: Handler) -> Handler:
+        if inspect.iscoroutinefunction(handle):
+            raise TypeError(
+                f"{handle!r} is a coroutine function, which has done nothing yet when it returns: "
+                "let a plain function run it, with asyncio.run"
+            )
+
         @wraps(handle)
         def handled(message: Message) -> object:
             try:
@@ -81,6 +94,40 @@ def retry_later(
         return handled
 
     return decorate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What a handler has failed for."""
+
+    message: Message = field(repr=False)
+    #: When, epoch ms.
+    at_ms: int
+    #: How often it has, this time included.
+    attempts: int
+    #: When it did for the first time, epoch ms.
+    first_ms: int
+
+    @property
+    def place(self) -> str:
+        """Where the record is."""
+        return f"{self.message.topic()}/{self.message.partition()}/{self.message.offset()}"
+
+    @property
+    def unique(self) -> str:
+        """The same each time that this record fails: after a crash, it may be handled again."""
+        unique = f"retried:{self.place.replace('/', '.')}:{self.attempts}"
+        is_short = re.match(UNIQUE_PATTERN, unique)
+        return unique if is_short else hashlib.sha256(unique.encode()).hexdigest()
+
+    def due_ms(self, backoff_ms: int) -> int:
+        """When it is due again: the same, too, unless the record is older than half the back-off.
+
+        From then on it is counted from now, so that no wait is shorter than that half.
+        """
+        _, sent_ms = self.message.timestamp()
+        is_fresh = abs(self.at_ms - sent_ms) <= backoff_ms // 2
+        return (sent_ms if is_fresh else self.at_ms) + backoff_ms
 
 
 class Retries:
@@ -95,55 +142,57 @@ class Retries:
 
     def take(self, message: Message, what: str) -> None:
         """Schedule it anew, or make it a dead letter; returns when Kafka has it."""
-        now_ms = self._clock.now_ms()
-        failed, first_ms = _failed_before(message, now_ms)
-        failed += 1
+        failure = _failure(message, self._clock.now_ms())
+        identity = self._done_with(failure, what)
+        log.warning("handler failed id=%s attempt=%d error=%s", identity, failure.attempts, what)
+
+    def _done_with(self, failure: Failure, what: str) -> MessageId:
+        if failure.attempts >= self._attempts:
+            return self._bury(failure, what)
         try:
-            if failed >= self._attempts:
-                record = self._dead(message, now_ms, failed, first_ms, what)
-            else:
-                record = self._again(message, now_ms, failed, first_ms)
-            self._send(record)
+            return self._send(self._again(failure))
         except (InvalidMessage, RecordRefused) as error:
             # Whoever sent it did not come this way: it must not be handled for ever.
-            why = f"{what}, and it cannot be scheduled: {error.detail}"
-            record = self._dead(message, now_ms, failed, first_ms, why)
-            self._send(record)
-        log.warning("handler failed id=%s attempt=%d error=%s", record.id, failed, what)
+            return self._bury(failure, f"{what}, and it cannot be scheduled: {error.detail}")
 
-    def _again(self, message: Message, now_ms: int, failed: int, first_ms: int) -> Outgoing:
+    def _again(self, failure: Failure) -> Outgoing:
+        message = failure.message
         wanted = Wanted(
             topic=message.topic() or "",
             value=message.value(),
             key=message.key(),
-            headers=[*_own(message), (RETRIED, f"{failed}:{first_ms}")],
+            headers=[*_own(message), (RETRIED, f"{failure.attempts}:{failure.first_ms}")],
         )
-        due_ms = now_ms + self._backoff(failed)
-        return scheduled(wanted, self._settings, due_ms=due_ms, now_ms=now_ms, unique=new_unique())
+        return scheduled(
+            wanted,
+            self._settings,
+            due_ms=failure.due_ms(self._backoff(failure.attempts)),
+            now_ms=failure.at_ms,
+            unique=failure.unique,
+        )
 
-    def _dead(
-        self, message: Message, now_ms: int, failed: int, first_ms: int, what: str
-    ) -> Outgoing:
-        identity = MessageId(due_ms=now_ms, unique=new_unique())
-        words = {
-            DUE_TOPIC: message.topic(),
-            DUE_AT_MS: now_ms,
-            DUE_ID: identity,
-            DUE_ERROR: HANDLER_FAILED,
-            DUE_ERROR_DETAIL: f"its handler raised {what}",
-            DUE_ATTEMPTS: failed,
-            DUE_FAILED_FIRST_MS: first_ms,
-            DUE_FAILED_LAST_MS: now_ms,
-        }
-        return Outgoing(
-            id=identity,
+    def _bury(self, failure: Failure, what: str) -> MessageId:
+        """Make it a dead letter, with as much of it as Kafka takes."""
+        message, detail = failure.message, f"its handler raised {what}"
+        whole = Outgoing(
+            id=MessageId(due_ms=failure.at_ms, unique=failure.unique),
             topic=TopicNames(self._settings).dead,
             key=message.key(),
             value=message.value(),
-            headers=(*_own(message), *last_words(words)),
+            headers=(*_own(message), *_words(failure, HANDLER_FAILED, detail)),
         )
+        # Nobody may bring back what is not whole.
+        left = f"{detail}; it is too large for a dead letter: its record is {failure.place}"
+        lost = _words(failure, Reason.GONE, left)
+        without_value = replace(whole, value=None, headers=(*_own(message), *lost))
+        for record in (whole, without_value):
+            try:
+                return self._send(record)
+            except RecordRefused:
+                continue
+        return self._send(replace(whole, key=None, value=None, headers=(*lost,)))
 
-    def _send(self, record: Outgoing) -> None:
+    def _send(self, record: Outgoing) -> MessageId:
         failures: list[KafkaError] = []
 
         def reported(error: KafkaError | None, _: str) -> None:
@@ -155,6 +204,22 @@ class Retries:
         self._producer.flush()
         if failures:
             raise failures[0]
+        return record.id
+
+
+def _words(failure: Failure, reason: str, detail: str) -> list[tuple[str, bytes]]:
+    """What a dead letter ends its headers with."""
+    words = {
+        DUE_TOPIC: failure.message.topic(),
+        DUE_AT_MS: failure.at_ms,
+        DUE_ID: MessageId(due_ms=failure.at_ms, unique=failure.unique),
+        DUE_ERROR: reason,
+        DUE_ERROR_DETAIL: detail,
+        DUE_ATTEMPTS: failure.attempts,
+        DUE_FAILED_FIRST_MS: failure.first_ms,
+        DUE_FAILED_LAST_MS: failure.at_ms,
+    }
+    return last_words(words)
 
 
 def _own(message: Message) -> list[Header]:
@@ -163,13 +228,17 @@ def _own(message: Message) -> list[Header]:
     return [(name, value) for name, value in headers_of(message) if name not in ours]
 
 
-def _failed_before(message: Message, now_ms: int) -> tuple[int, int]:
-    """How often it failed, and when first; (0, now) where nothing readable says so."""
+def _failure(message: Message, now_ms: int) -> Failure:
+    """With how often it failed before, where something readable says so."""
     text = dict(headers_of(message)).get(RETRIED) or b""
     failed, _, first = text.partition(b":")
-    if failed.isdigit() and first.isdigit() and len(text) < 30:
-        return int(failed), int(first)
-    return 0, now_ms
+    is_told = failed.isdigit() and first.isdigit() and len(text) < 30
+    return Failure(
+        message=message,
+        at_ms=now_ms,
+        attempts=int(failed) + 1 if is_told else 1,
+        first_ms=int(first) if is_told else now_ms,
+    )
 
 
 __all__ = ["Backoff", "exponential", "retry_later"]
