@@ -262,11 +262,11 @@ class State(Answer):
     """Since when it leads, epoch ms."""
     standbys: list[str]
     """The pipelines that would take over."""
-    waiting: int
-    """Records that wait."""
-    late: int
+    waiting: int | None
+    """Records that wait; null in an event while the store does not answer, and so are the next."""
+    late: int | None
     """Those of them whose time is over."""
-    lag_ms: int
+    lag_ms: int | None
     """For how long the oldest of these is."""
     rescued: int | None
     """Messages that were past due before a window took them up, since it leads."""
@@ -310,10 +310,15 @@ class Look(Answer):
     """All that the dashboard shows by itself, at one instant."""
 
     at_ms: int
+    since_ms: int
+    """When this process began to look: from then on `totals` leave out its own messages."""
     lateness: Lateness | None
     """Null where its own messages cannot be read."""
     status: State
-    pending: Counts
+    pending: Counts | None
+    """Null while the store does not answer."""
+    store_trouble: str | None
+    """What is wrong with the store then, in a sentence."""
     totals: Sums
     spooled: int
 

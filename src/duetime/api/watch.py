@@ -7,7 +7,7 @@ nobody does.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Self
 
 from duetime.api.courier import Courier
@@ -16,9 +16,9 @@ from duetime.api.problems import of_error
 from duetime.api.punctuality import Punctuality
 from duetime.clock import Clock
 from duetime.config import Settings
-from duetime.errors import DuetimeError
+from duetime.errors import DuetimeError, StoreError
 from duetime.status import StatusReader
-from duetime.stores import Reader
+from duetime.stores import Pending, Reader
 from duetime.totals import TotalsReader
 
 #: How often Kafka is asked, in seconds.
@@ -34,6 +34,7 @@ class Lookout:
     def __init__(self, settings: Settings, reader: Reader, clock: Clock) -> None:
         self._reader = reader
         self._clock = clock
+        self._since_ms = clock.now_ms()
         self._status = StatusReader(settings)
         self._totals = TotalsReader(settings)
         self._punctuality = Punctuality(settings, clock)
@@ -41,17 +42,30 @@ class Lookout:
     def look(self, spooled: int) -> Look:
         """What is to be seen now. Raises KafkaError."""
         now_ms = self._clock.now_ms()
-        slots = self._reader.pending(now_ms)
-        status = self._status.status(slots, now_ms)
-        lateness = self._punctuality.look() if status.leader else None
+        slots, trouble = self._waiting(now_ms)
+        state = self._state(slots, now_ms)
         return Look(
             at_ms=now_ms,
-            lateness=lateness,
-            status=State.model_validate(status, from_attributes=True),
-            pending=counts(slots),
+            since_ms=self._since_ms,
+            lateness=self._punctuality.look() if state.leader else None,
+            status=state,
+            pending=None if slots is None else counts(slots),
+            store_trouble=trouble,
             totals=self._sums(),
             spooled=spooled,
         )
+
+    def _waiting(self, now_ms: int) -> tuple[Sequence[Pending] | None, str | None]:
+        """What waits; or None, and why. All else is Kafka's to tell, and is told all the same."""
+        try:
+            return self._reader.pending(now_ms), None
+        except StoreError as error:
+            return None, error.detail
+
+    def _state(self, slots: Sequence[Pending] | None, now_ms: int) -> State:
+        status = self._status.status(slots or (), now_ms)
+        unknown = dict.fromkeys(("waiting", "late", "lag_ms")) if slots is None else {}
+        return State.model_validate(status, from_attributes=True).model_copy(update=unknown)
 
     def _sums(self) -> Sums:
         """Of everybody's messages, and not of our own."""

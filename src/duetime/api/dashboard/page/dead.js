@@ -1,11 +1,16 @@
 // What was not delivered: dead letters, to be brought back, and rejected records.
 
 import { get, post } from "./api.js";
-import { confirm, hideDetail, recordParts, saying, show, told } from "./dialogs.js";
-import { button, byId, make, table } from "./dom.js";
+import { confirm, detailOf, hideDetail, recordParts, saying, show } from "./dialogs.js";
+import { button, byId, make } from "./dom.js";
 import { count, time } from "./format.js";
+import { List } from "./lists.js";
 
+// The API gives no more at once, and no others than the latest.
 const MOST = 1_000;
+
+const deadList = new List("dead-found", "dead-table", "redrive-chosen", "redrive-all");
+const rejectedList = new List("rejected-found", "rejected-table");
 
 let letters = [], wanted = {};
 const chosen = new Set();
@@ -37,14 +42,14 @@ const given = (form) =>
   Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ""));
 
 async function listLetters() {
-  byId("dead-found").textContent = "Looking …";
-  ({ letters } = await told("dead-found", get("v1/dead", { ...wanted, limit: MOST })));
-  letters.reverse();
+  const answer = await deadList.ask(get("v1/dead", { ...wanted, limit: MOST }));
+  if (!answer) return;
+  letters = answer.letters.reverse();
   chosen.clear();
-  const cut = letters.length === MOST ? "The latest " : "";
-  byId("dead-found").textContent = `${cut}${count(letters.length)} ${letters.length === 1 ? "letter" : "letters"} not brought back.`;
-  byId("dead-table").hidden = byId("redrive-all").hidden = !letters.length;
-  byId("dead-table").replaceChildren(table("Dead letters", LETTERS, letters));
+  const all = `${count(letters.length)} ${letters.length === 1 ? "letter" : "letters"} not brought back.`;
+  const cut = `The latest ${all} Older ones are not listed: ask for a topic or a reason.`;
+  deadList.show(letters.length < MOST ? all : cut, "Dead letters", LETTERS, letters);
+  byId("redrive-all").hidden = !letters.length;
   showChosen();
 }
 
@@ -69,8 +74,9 @@ function showChosen() {
 }
 
 async function showLetter(number) {
-  const letter = await get(`v1/dead/${number}`);
-  show(`Dead letter ${count(number)}`, [
+  const letter = await detailOf(get(`v1/dead/${number}`));
+  if (!letter) return;
+  show(letter, `Dead letter ${count(number)}`, [
     ["Topic", letter.topic],
     ["Partition", letter.partition?.toString()],
     ["Cluster", letter.cluster],
@@ -82,10 +88,10 @@ async function showLetter(number) {
     ["Failed last", time(letter.last_ms)],
     ["Id", make("code", {}, letter.id)],
     ...recordParts(letter),
-  ], [button("Redrive …", () => askRedrive([number]))]);
+  ], [button("Redrive …", () => askRedrive([number], letter))]);
 }
 
-function askRedrive(numbers) {
+function askRedrive(numbers, letter = null) {
   const many = numbers.length === 1 ? `dead letter ${count(numbers[0])}` : `${count(numbers.length)} dead letters`;
   confirm({
     back: "dead-found",
@@ -94,7 +100,7 @@ function askRedrive(numbers) {
     yes: "Redrive",
     act: async () => {
       const { redriven } = await post("v1/dead/redrive", { numbers });
-      hideDetail();
+      hideDetail(letter);
       await saying(listLetters);
       return `${count(redriven)} of ${count(numbers.length)} sent once more.`;
     },
@@ -102,12 +108,12 @@ function askRedrive(numbers) {
 }
 
 async function listRejected() {
-  byId("rejected-found").textContent = "Looking …";
-  const { records } = await told("rejected-found", get("v1/rejected", { limit: MOST }));
-  records.reverse();
-  byId("rejected-found").textContent = records.length ? `The latest ${count(records.length)}, newest first.` : "There are none.";
-  byId("rejected-table").hidden = !records.length;
-  byId("rejected-table").replaceChildren(table("Rejected records", REJECTED, records));
+  const answer = await rejectedList.ask(get("v1/rejected", { limit: MOST }));
+  if (!answer) return;
+  const records = answer.records.reverse();
+  const all = records.length ? `The latest ${count(records.length)}, newest first.` : "There are none.";
+  const cut = `${all} Older ones are not listed: read the topic of rejected records.`;
+  rejectedList.show(records.length < MOST ? all : cut, "Rejected records", REJECTED, records);
 }
 
 const REJECTED = [
@@ -119,8 +125,9 @@ const REJECTED = [
 ];
 
 async function showRejected(number) {
-  const record = await get(`v1/rejected/${number}`);
-  show(`Rejected record ${count(number)}`, [
+  const record = await detailOf(get(`v1/rejected/${number}`));
+  if (!record) return;
+  show(record, `Rejected record ${count(number)}`, [
     ["Reason", record.reason],
     ["Detail", record.detail],
     ["At", time(record.at_ms)],

@@ -1,6 +1,6 @@
 // Questions before anything is changed, and all about one thing.
 
-import { Problem } from "./api.js";
+import { latest, Problem } from "./api.js";
 import { byId, focusIfLost, make, say } from "./dom.js";
 
 // Of those who asked, the last: what comes of an earlier question does not touch this one.
@@ -22,7 +22,7 @@ export function confirm({ title, text, yes, fields = [], act, back }) {
     if (busy) return;
     busy = true;
     byId("question-wrong").textContent = "";
-    say("A moment …");
+    say("A moment …", true);
     try {
       const done = await act(Object.fromEntries(new FormData(event.target)));
       if (isOpen()) dialog.close();
@@ -41,8 +41,14 @@ export function confirm({ title, text, yes, fields = [], act, back }) {
   (fields[0]?.querySelector("input") ?? byId("question-no")).focus();
 }
 
-export function show(title, parts, buttons) {
+// All about one thing: of those that were asked for, the last.
+export const detailOf = latest();
+
+let shown = null;
+
+export function show(record, title, parts, buttons) {
   const dialog = byId("detail");
+  shown = record;
   byId("detail-title").textContent = title;
   byId("detail-parts").replaceChildren(
     ...parts.filter(([, value]) => value != null).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]),
@@ -55,7 +61,10 @@ export function show(title, parts, buttons) {
   dialog.scrollTop = 0;
 }
 
-export const hideDetail = () => byId("detail").close();
+// It is done with. What somebody looks at by now, if that is something else, stays.
+export function hideDetail(record) {
+  if (shown?.id === record?.id && shown?.number === record?.number) byId("detail").close();
+}
 
 // The parts of a record, as the API tells them.
 export function recordParts(record) {
@@ -78,16 +87,6 @@ export async function saying(act) {
   } catch (error) {
     say(sentence(error));
     return undefined;
-  }
-}
-
-// What was asked for; where that fails, the line says so too.
-export async function told(line, asked) {
-  try {
-    return await asked;
-  } catch (error) {
-    byId(line).textContent = error.message;
-    throw error;
   }
 }
 

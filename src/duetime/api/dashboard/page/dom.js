@@ -45,17 +45,22 @@ export function focusIfLost(id) {
 const HEARD_MS = 100;
 const SHOWN_MS = 10_000;
 
-// A sentence for whoever looks, or listens.
+// A sentence for whoever looks, or listens; one that `stays` does so until the next.
 let next;
-export function say(text) {
+export function say(text, stays = false) {
   clearTimeout(next);
-  // Above an open dialog, which would hide it otherwise.
-  const place = [...document.querySelectorAll("dialog[open]")].at(-1) ?? document.body;
   const said = byId("said");
   said.textContent = "";
-  if (said.parentElement !== place) place.append(said);
+  placeSaid();
   next = setTimeout(() => {
     said.textContent = text;
-    next = setTimeout(() => { said.textContent = ""; }, SHOWN_MS);
+    if (!stays) next = setTimeout(() => { said.textContent = ""; }, SHOWN_MS);
   }, HEARD_MS);
 }
+
+// Above an open dialog, which would hide it otherwise; and not in one that is closed.
+function placeSaid() {
+  const place = [...document.querySelectorAll("dialog[open]")].at(-1) ?? document.body;
+  if (byId("said").parentElement !== place) place.append(byId("said"));
+}
+document.addEventListener("close", placeSaid, true);

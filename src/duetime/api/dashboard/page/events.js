@@ -27,7 +27,7 @@ export async function follow(on) {
 
 async function listen(heard) {
   const abort = new AbortController();
-  const response = await request("v1/events", { signal: abort.signal });
+  const response = await request("v1/events", { signal: abort.signal, limitMs: SILENCE_MS });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let silence, text = "";
   try {

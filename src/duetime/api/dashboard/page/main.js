@@ -9,21 +9,21 @@ import { beginRescued } from "./rescued.js";
 import { asOf, beginTiles, showConnection, showSpooled, showTiles } from "./tiles.js";
 import { beginToken } from "./token.js";
 import { showTraffic } from "./traffic.js";
-import { beginTable, beginWaiting, showWaiting } from "./waiting.js";
+import { beginWaiting, showWaiting } from "./waiting.js";
 
 let lastMs = 0;
 
 beginToken();
 beginTiles({
   waiting: () => listWaiting({}),
-  late: () => listWaiting({ toMs: lastMs }),
+  // Before the first look, the browser's clock has to do.
+  late: () => listWaiting({ toMs: lastMs || Date.now() }),
   failed: () => listWaiting({ failed: true }),
   rejected: () => openSection("rejected"),
   rescued: () => openSection("rescued"),
   dead: () => openSection("dead"),
 });
 beginWaiting((fromMs, toMs) => listWaiting({ fromMs, toMs }));
-beginTable();
 beginMessages();
 beginRecurring();
 beginDead();
@@ -32,7 +32,8 @@ beginRescued();
 follow({
   look(seen) {
     lastMs = seen.at_ms;
-    showConnection("live", "Live");
+    if (seen.store_trouble) showConnection("trouble", seen.store_trouble, false);
+    else showConnection("live", "Live");
     showTiles(seen, showTraffic(seen));
     showLateness(seen);
     showWaiting(seen);

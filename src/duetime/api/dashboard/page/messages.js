@@ -1,11 +1,14 @@
 // Messages that wait: search, show, cancel, reschedule, deliver now.
 
 import { get, post, remove, Problem } from "./api.js";
-import { confirm, hideDetail, recordParts, saying, show } from "./dialogs.js";
-import { button, byId, focusIfLost, make, table } from "./dom.js";
+import { confirm, detailOf, hideDetail, recordParts, saying, show } from "./dialogs.js";
+import { button, byId, focusIfLost, make } from "./dom.js";
 import { asInstant, asLocal, count, duration, fromNow, instant, time } from "./format.js";
+import { List } from "./lists.js";
 
 const PAGE = 100;
+
+const list = new List("found", "messages-table", "more");
 
 let query = {}, found = [];
 
@@ -44,18 +47,8 @@ function begin(wanted) {
 
 async function next() {
   const asked = query;
-  byId("found").textContent = "Looking …";
-  let page;
-  try {
-    page = await get("v1/messages", asked);
-  } catch (error) {
-    byId("found").textContent = error instanceof Problem ? error.message : "";
-    // Nothing of another search may be taken for the answer to this one.
-    if (!asked.cursor) byId("messages-table").hidden = byId("more").hidden = true;
-    throw error;
-  }
-  // Another search may have begun meanwhile.
-  if (asked !== query) return;
+  const page = await list.ask(get("v1/messages", asked), Boolean(asked.cursor));
+  if (!page) return;
   found = [...found, ...page.messages];
   query = { ...asked, cursor: page.cursor };
   showFound(page.cursor);
@@ -71,11 +64,10 @@ async function goOn() {
 
 function showFound(cursor) {
   const more = cursor ? ", and there is more to look through" : "";
-  byId("found").textContent = `${count(found.length)} ${found.length === 1 ? "message" : "messages"}${more}.`;
-  byId("more").hidden = !cursor;
-  byId("messages-table").hidden = !found.length;
   const columns = found.some((each) => each.attempts) ? [...COLUMNS, ATTEMPTS] : COLUMNS;
-  byId("messages-table").replaceChildren(table("Messages found", columns, found));
+  const said = `${count(found.length)} ${found.length === 1 ? "message" : "messages"}${more}.`;
+  list.show(said, "Messages found", columns, found);
+  byId("more").hidden = !cursor;
 }
 
 const COLUMNS = [
@@ -93,7 +85,8 @@ const pathOf = (id) => `v1/messages/${encodeURIComponent(id)}`;
 
 // One that failed is found by the time at which it is tried again.
 async function showMessage(id, retryMs = null) {
-  const message = await get(pathOf(id), { retry_ms: retryMs });
+  const message = await detailOf(get(pathOf(id), { retry_ms: retryMs }));
+  if (!message) return;
   const parts = [
     ["Id", make("code", {}, message.id)],
     [message.attempts ? "Next attempt" : "Due", time(message.due_at_ms)],
@@ -110,7 +103,7 @@ async function showMessage(id, retryMs = null) {
     button("Reschedule …", () => askReschedule(message)),
   ];
   const buttons = [...(message.attempts ? [] : changing), button("Cancel it …", () => askCancel(message))];
-  show("Message", parts, message.cancelled ? [] : buttons);
+  show(message, "Message", parts, message.cancelled ? [] : buttons);
 }
 
 const named = (message) => `${message.id}, for ${message.topic}, due ${fromNow(message.due_at_ms, Date.now())}.`;
@@ -163,7 +156,7 @@ function askReschedule(message) {
 
 // It is called so no more.
 function gone(message) {
-  hideDetail();
+  hideDetail(message);
   if (!found.length) return;
   found = found.filter((each) => each.id !== message.id);
   showFound(query.cursor);

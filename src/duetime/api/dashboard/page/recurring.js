@@ -1,9 +1,12 @@
 // Messages that come again: listed, paused, resumed and stopped.
 
 import { get, post, remove } from "./api.js";
-import { confirm, saying, told } from "./dialogs.js";
-import { byId, make, table } from "./dom.js";
+import { confirm, saying } from "./dialogs.js";
+import { byId, make } from "./dom.js";
 import { count, time } from "./format.js";
+import { List } from "./lists.js";
+
+const list = new List("recurring-found", "recurring-table");
 
 export function beginRecurring() {
   byId("recurring-search").addEventListener("submit", (event) => {
@@ -13,12 +16,12 @@ export function beginRecurring() {
 }
 
 async function listSeries() {
-  byId("recurring-found").textContent = "Looking …";
-  const { series } = await told("recurring-found", get("v1/recurring"));
+  const answer = await list.ask(get("v1/recurring"));
+  if (!answer) return;
+  const { series } = answer;
   const comes = series.length === 1 ? "message comes" : "messages come";
-  byId("recurring-found").textContent = series.length ? `${count(series.length)} ${comes} again.` : "There are none.";
-  byId("recurring-table").hidden = !series.length;
-  byId("recurring-table").replaceChildren(table("Messages that come again", SERIES, series));
+  const said = series.length ? `${count(series.length)} ${comes} again.` : "There are none.";
+  list.show(said, "Messages that come again", SERIES, series);
 }
 
 const SERIES = [

@@ -1,10 +1,13 @@
 // What was past due before a window took it up: when that was found, and when it was due.
 
 import { get } from "./api.js";
-import { saying, told } from "./dialogs.js";
-import { byId, make, table } from "./dom.js";
+import { saying } from "./dialogs.js";
+import { byId, make } from "./dom.js";
 import { count, instant, time } from "./format.js";
+import { List } from "./lists.js";
 import { listWaiting } from "./messages.js";
+
+const list = new List("rescued-found", "rescued-table");
 
 export function beginRescued() {
   byId("rescued-search").addEventListener("submit", (event) => {
@@ -14,12 +17,10 @@ export function beginRescued() {
 }
 
 async function listRescues() {
-  byId("rescued-found").textContent = "Looking …";
-  const { rescued, rescues } = await told("rescued-found", get("v1/status"));
-  rescues.reverse();
-  byId("rescued-found").textContent = sentence(rescued, rescues.length);
-  byId("rescued-table").hidden = !rescues.length;
-  byId("rescued-table").replaceChildren(table("Rescues", RESCUES, rescues));
+  const answer = await list.ask(get("v1/status"));
+  if (!answer) return;
+  const { rescued, rescues } = answer;
+  list.show(sentence(rescued, rescues.length), "Rescues", RESCUES, rescues.reverse());
 }
 
 function sentence(rescued, looks) {
@@ -38,6 +39,6 @@ const RESCUES = [
 
 function listStill({ from_ms: fromMs, to_ms: toMs }) {
   const what = `List what is due from ${instant(fromMs)} to ${instant(toMs)} and still waits`;
-  const list = () => listWaiting({ fromMs, toMs });
-  return make("button", { type: "button", class: "plain", "aria-label": what, click: list }, "List");
+  const click = () => listWaiting({ fromMs, toMs });
+  return make("button", { type: "button", class: "plain", "aria-label": what, click }, "List");
 }

@@ -13,23 +13,23 @@ const TILES = [
     bad: !status.leader,
   })],
   ["Standing by", ({ status }) => ({ value: count(status.standbys.length), about: status.standbys.join(", ") })],
-  ["Waiting", ({ status }) => ({ value: count(status.waiting), about: "in the store" }), "waiting"],
-  ["Late", ({ status }) => ({
+  ["Waiting", ({ status }) => (status.waiting == null ? NO_STORE : { value: count(status.waiting), about: "in the store" }), "waiting"],
+  ["Late", ({ status }) => (status.late == null ? NO_STORE : {
     value: count(status.late),
     about: status.late ? `the oldest by ${duration(status.lag_ms)}` : "nothing",
     bad: status.late > 0,
   }), "late"],
-  ["Lateness", ({ lateness }) => late(lateness)],
+  ["Lateness", ({ status, lateness }) => (status.leader ? late(lateness) : NOBODY)],
   ["Taken in", ({ totals }, rates) => perSecond(rates.in, totals.taken_in)],
   ["Left the wheel", ({ totals }, rates) => perSecond(rates.out, totals.released)],
   ["Rejected", ({ totals }) => sum(totals.rejected), "rejected"],
   ["Failed attempts", ({ totals }) => ({ ...sum(totals.failed), about: "so far; tried again:" }), "failed"],
-  ["Rescued", ({ status }) => (status.rescued == null ? UNKNOWN : {
+  ["Rescued", ({ status }) => (status.rescued == null ? untold(status) : {
     value: count(status.rescued),
     about: "past due when taken up, since it leads",
   }), "rescued"],
   ["Dead letters", ({ totals }) => sum(totals.dead), "dead"],
-  ["Queries", ({ status }) => queries(status.queries)],
+  ["Queries", ({ status }) => queries(status)],
   ["Spooled", ({ spooled }) => (spooled == null ? { ...UNKNOWN, about: "the file cannot be read", bad: true } : {
     value: count(spooled),
     about: spooled ? "accepted, and not in Kafka yet" : "on this API's disk",
@@ -37,22 +37,28 @@ const TILES = [
   })],
 ];
 
-const UNKNOWN = { value: "not known", words: true, about: "Kafka's offsets do not tell" };
+const unknown = (about) => ({ value: "not known", words: true, about });
+const UNKNOWN = unknown("Kafka's offsets do not tell");
+const NO_STORE = { ...unknown("the store does not answer"), bad: true };
+const NOBODY = unknown("no pipeline leads");
+const untold = (status) => (status.leader ? unknown("the leader does not tell") : NOBODY);
 
 // An own message that has not come for so long has met trouble, in ms.
 const MISSED_MS = 10_000;
 
 function late(found) {
-  if (!found?.samples && !(found?.overdue_ms > MISSED_MS)) return { value: "…", about: "an own message every second tells" };
+  if (!found) return unknown("its own messages cannot be sent or read");
+  if (!found.samples && found.overdue_ms <= MISSED_MS) return { value: "…", about: "its own messages will tell in some seconds" };
   if (found.overdue_ms > MISSED_MS) {
     return { value: `${duration(found.overdue_ms)}`, about: "an own message is due for so long", bad: true };
   }
   return { value: `${count(found.p99_ms)} ms`, about: `p99; median ${count(found.p50_ms)}, most ${count(found.max_ms)} ms` };
 }
 
-function queries(found) {
+function queries(status) {
+  const { queries: found } = status;
   const names = Object.keys(found), troubled = names.filter((name) => found[name] !== "runs");
-  if (!names.length) return UNKNOWN;
+  if (!names.length) return untold(status);
   return {
     words: true,
     value: troubled.length ? `${count(troubled.length)} of ${count(names.length)} in trouble` : `all ${count(names.length)} run`,
@@ -103,13 +109,13 @@ function showTile(name, said) {
 
 const link = (name, list) => make("button", { type: "button", class: "plain", click: list, "aria-label": `List them: ${name}` }, "List them");
 
-// How the connection is: `state` for the eye, the text for everybody.
-export function showConnection(state, text) {
+// How the connection is: `state` for the eye, the text for everybody; and whether what is seen is old.
+export function showConnection(state, text, stale = state !== "live") {
   const shownNow = byId("connection");
   shownNow.dataset.state = state;
   // Only what is new is read aloud.
   if (shownNow.textContent !== text) shownNow.textContent = text;
-  document.body.classList.toggle("stale", state !== "live");
+  document.body.classList.toggle("stale", stale);
 }
 
 export const asOf = (ms) => (ms ? ` What you see is of ${instant(ms)}.` : "");

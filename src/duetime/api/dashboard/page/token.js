@@ -22,6 +22,10 @@ function ask(refused) {
   const field = dialog.querySelector("input");
   byId("token-wrong").textContent = refused ? "The API does not know this token." : "";
   field.value = "";
+  field.oninvalid = () => {
+    // Others cannot be sent in a header.
+    if (field.validity.patternMismatch) byId("token-wrong").textContent = "A token has letters, digits and signs of ASCII, and no spaces.";
+  };
   return new Promise((resolve) => {
     const submitted = () => {
       sessionStorage.setItem(NAME, field.value);

@@ -1,8 +1,9 @@
 // What waits, drawn over time, from the next minute to years.
 
 import { BARS, bins, reach, roundUp, total } from "./bins.js";
-import { button, byId, draw, make, table } from "./dom.js";
+import { button, byId, draw, make } from "./dom.js";
 import { compact, count, instant, tick } from "./format.js";
+import { Tabled } from "./tabled.js";
 
 const MINUTE = 60_000, HOUR = 60 * MINUTE, DAY = 24 * HOUR, YEAR = 365.25 * DAY;
 const ZOOMS = [
@@ -11,11 +12,12 @@ const ZOOMS = [
 ];
 const HEIGHT = 190, TOP = 8, BOTTOM = 22, LEFT = 44;
 
-let look = null, zoom = "hour", here = null, drawn = null, choose;
+let look = null, zoom = "hour", here = null, drawn = null, choose, tabled;
 
 // `chosen` is called with the two instants of a bar.
 export function beginWaiting(chosen) {
   choose = chosen;
+  tabled = new Tabled("waiting-table", "What waits", COLUMNS);
   for (const [name] of ZOOMS) {
     const change = () => { zoom = name; here = null; show(); };
     const radio = make("input", { type: "radio", name: "zoom", value: name, checked: name === zoom, change });
@@ -33,8 +35,16 @@ export function beginWaiting(chosen) {
 }
 
 export function showWaiting(seen) {
-  look = seen;
-  show();
+  look = seen.pending ? seen : null;
+  if (look) show();
+  else showUnknown();
+}
+
+function showUnknown() {
+  drawn = here = null;
+  byId("waiting").replaceChildren();
+  byId("waiting-readout").textContent = "It is not known: the store does not answer.";
+  tabled.show([]);
 }
 
 function indexAt({ clientX }) {
@@ -58,7 +68,7 @@ function show() {
   const width = Math.max(280, byId("waiting").clientWidth);
   drawn = { found: bins(slots, look.at_ms, widthMs), widthMs, width, step: (width - LEFT) / BARS };
   redraw();
-  showTable(drawn.found);
+  tabled.show(drawn.found.bars.filter(total));
 }
 
 function redraw() {
@@ -123,20 +133,9 @@ function tell({ bars, beyond }) {
     : summary(bars, beyond);
 }
 
-function showTable({ bars }) {
-  // Not under the fingers of who is in it.
-  const there = byId("waiting-table");
-  if (!there.parentElement.open || there.contains(document.activeElement)) return;
-  const filled = bars.filter(total);
-  const columns = [
-    { head: "From", kind: "time", cell: (bar) => instant(bar.from) },
-    { head: "To", kind: "time", cell: (bar) => instant(bar.to) },
-    { head: "Records", kind: "number", cell: about },
-    { head: "Messages", cell: (bar) => button("List", () => choose(bar.from, bar.to)) },
-  ];
-  there.replaceChildren(filled.length ? table("What waits", columns, filled) : make("p", {}, "Nothing."));
-}
-
-export function beginTable() {
-  byId("waiting-table").parentElement.addEventListener("toggle", show);
-}
+const COLUMNS = [
+  { head: "From", kind: "time", cell: (bar) => instant(bar.from) },
+  { head: "To", kind: "time", cell: (bar) => instant(bar.to) },
+  { head: "Records", kind: "number", cell: about },
+  { head: "Messages", cell: (bar) => button("List", () => choose(bar.from, bar.to)) },
+];
