@@ -31,6 +31,8 @@ AT = datetime(2020, 1, 1, tzinfo=UTC)
 
 END_MS = 4_102_444_800_000
 
+SOME_ID = "0000000003e8-a"
+
 DAILY = Series(name="daily", since="1-daily", topic="orders", cron="@daily", until=str(END_MS))
 
 
@@ -90,17 +92,17 @@ def test_an_answer_is_waited_for_longer_than_the_api_may_take_to_give_it():
 
     async def cancel():
         async with AsyncClient(NOBODY, transport=transport) as client:
-            await client.cancel("1-a")
+            await client.cancel(SOME_ID)
 
     with Client(NOBODY, transport=transport) as client:
-        client.cancel("1-a")
+        client.cancel(SOME_ID)
     asyncio.run(cancel())
     assert waits[0] == waits[1]
     cancel_s = (ARRIVAL_MS + CONFIRM_MS) / 1_000
     assert waits[0]["read"] > max(NOWHERE.api_request_seconds, HEARD_S, cancel_s)
     assert waits[0]["connect"] < waits[0]["read"]
     with Client(NOBODY, transport=transport, timeout=1) as client:
-        client.cancel("1-a")
+        client.cancel(SOME_ID)
     assert set(waits[2].values()) == {1}
 
 
@@ -160,7 +162,7 @@ def test_what_waits_is_found_and_cancelled_and_rescheduled(
     headers = [("a", "1"), ("b", None), ("a", b"\xff")]
     parts = {"key": b"\xff", "value": "v", "headers": headers}
     waiting = wheel.message("orders", now_ms + 60_000, unique="w", **parts)
-    another = wheel.message("orders", now_ms + 60_000, unique="a")
+    another = wheel.message("orders", now_ms + 60_000, unique="a:=+@")
     running = Running(alike(settings, tmp_path))
     with Client(url(running.settings)) as client:
         found = client.find(str(waiting))
@@ -169,7 +171,7 @@ def test_what_waits_is_found_and_cancelled_and_rescheduled(
             (("a", b"1"), ("b", None), ("a", b"\xff")),
             instant(waiting.due_ms),
         )
-        assert client.deliver_now(str(another)).endswith("-a~1")
+        assert client.deliver_now(str(another)).endswith("-a:=+@~1")
         assert client.reschedule(str(waiting), in_=timedelta(minutes=5)).endswith("-w~1")
         with pytest.raises(TooLate):
             client.cancel(str(MessageId(due_ms=now_ms - 60_000, unique="gone")))

@@ -13,6 +13,8 @@ from duetime.http.steps import LONGEST_PAUSE_S, PASSING, PAUSE_S, TRIES, Request
 
 AT = datetime(2020, 1, 1, tzinfo=UTC)
 
+ID = "0000000003e8-a"
+
 LOST = httpx.ReadError("the connection was closed")
 
 
@@ -94,7 +96,7 @@ def test_a_message_whose_answer_was_lost_is_sent_again_as_the_same_message():
     assert first.json[0]["at"] == "2020-01-01T00:00:00.000Z"
 
 
-@pytest.mark.parametrize("change", [calls.reschedule("1-a", AT, None), calls.deliver_now("1-a")])
+@pytest.mark.parametrize("change", [calls.reschedule(ID, AT, None), calls.deliver_now(ID)])
 def test_what_cannot_be_repeated_is_tried_once(change):
     with pytest.raises(KafkaError, match="it is not known whether it did"):
         Played(change, LOST)
@@ -114,12 +116,12 @@ def test_what_cannot_be_repeated_is_tried_once(change):
 )
 def test_another_problem_is_told_at_once(answer, error, reason):
     with pytest.raises(error) as told:
-        Played(calls.find("1-a", None), answer)
+        Played(calls.find(ID, None), answer)
     assert told.value.reason == reason
 
 
 @pytest.mark.parametrize("body", ["<html>please log in</html>", "", "[]", "null"])
-@pytest.mark.parametrize("call", [schedule, calls.status, lambda: calls.deliver_now("1-a")])
+@pytest.mark.parametrize("call", [schedule, calls.status, lambda: calls.deliver_now(ID)])
 def test_an_answer_that_is_none_of_duetimes_is_refused(call, body):
     with pytest.raises(Refused, match="is it duetime"):
         Played(call(), httpx.Response(200, text=body))
@@ -135,10 +137,10 @@ def test_an_answer_that_is_none_of_duetimes_is_refused(call, body):
             calls.all_series,
             lambda: calls.dead_letters({}, 10),
             lambda: calls.redrive({"all": True}),
-            lambda: calls.deliver_now("1-a"),
+            lambda: calls.deliver_now(ID),
         )
     ]
-    + [(lambda: calls.find("1-a", None), 200, {"id": "1-a", "value_base64": "YQ"})],
+    + [(lambda: calls.find(ID, None), 200, {"id": ID, "value_base64": "YQ"})],
 )
 def test_an_answer_that_lacks_what_was_asked_for_is_refused(call, status, body):
     with pytest.raises(Refused, match="is it duetime"):
@@ -147,9 +149,42 @@ def test_an_answer_that_lacks_what_was_asked_for_is_refused(call, status, body):
 
 @pytest.mark.parametrize("call", [calls.cancel, calls.stop_series])
 def test_a_page_of_somebody_else_is_not_taken_for_done(call):
-    assert Played(call("1-a"), httpx.Response(204)).gave is None
+    assert Played(call(ID), httpx.Response(204)).gave is None
     with pytest.raises(Refused, match="is it duetime"):
-        Played(call("1-a"), httpx.Response(200, text="<html>please log in</html>"))
+        Played(call(ID), httpx.Response(200, text="<html>please log in</html>"))
+
+
+#: What would lead elsewhere, were it a part of a path as it is.
+ASTRAY = ("../recurring/daily", "a#b", "a?b", "a/b", " ", "a b", "ä", "a\n")
+
+OF_MESSAGES = (
+    calls.cancel,
+    calls.deliver_now,
+    lambda id_: calls.find(id_, None),
+    lambda id_: calls.reschedule(id_, AT, None),
+)
+OF_SERIES = (calls.find_series, calls.stop_series, lambda name: calls.change_series(name, "pause"))
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [(call, f"{prefix}{each}") for call in OF_MESSAGES for prefix in ("", ID) for each in ASTRAY]
+    + [(call, each) for call in OF_SERIES for each in (*ASTRAY, ".", "..")],
+)
+def test_what_is_no_id_or_name_is_refused_before_anybody_is_asked(call, name):
+    with pytest.raises(InvalidMessage) as refused:
+        Played(call(name))
+    assert refused.value.reason == "bad-id"
+
+
+def test_an_id_or_a_name_is_one_part_of_its_path_whatever_it_is_made_of():
+    name = "A.z_0:=~+@-"
+    quoted = "A.z_0%3A%3D~%2B%40-"
+    gone = httpx.Response(204)
+    (deleted,) = Played(calls.cancel(f"0000000003e8-{name}"), gone).requests
+    (stopped,) = Played(calls.stop_series(name), gone).requests
+    assert deleted.path == f"/v1/messages/0000000003e8-{quoted}"
+    assert stopped.path == f"/v1/recurring/{quoted}"
 
 
 def parameters(kind, name):

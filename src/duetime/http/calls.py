@@ -5,14 +5,17 @@ trying again is safe.
 """
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypedDict, TypeVar
+from urllib.parse import quote
 
 import httpx
 
 from duetime.clock import SystemClock, format_instant, instant_ms
+from duetime.errors import InvalidMessage, Reason
 from duetime.http.answers import (
     DeadLetter,
     Listed,
@@ -26,6 +29,7 @@ from duetime.http.answers import (
     read,
 )
 from duetime.http.steps import Request, Steps, done, read_of, told, tried
+from duetime.message import SERIES_PATTERN, MessageId
 from duetime.outgoing import Headers, due_time_ms, new_unique
 from duetime.standing import Status
 
@@ -96,23 +100,23 @@ def schedule(messages: Sequence[dict[str, Any]]) -> Steps[list[Scheduled]]:
 
 def find(id: str, retry_ms: int | None) -> Steps[Waiting]:  # noqa: A002 (what all call it)
     """All about a message that waits, or that is tried again then."""
-    return _one(Waiting, f"/v1/messages/{id}", as_json({"retry_ms": retry_ms}))
+    return _one(Waiting, _message_path(id), as_json({"retry_ms": retry_ms}))
 
 
 def cancel(id: str) -> Steps[None]:  # noqa: A002 (as above)
     """Safe to repeat."""
-    yield from done(Request(method="DELETE", path=f"/v1/messages/{id}"))
+    yield from done(Request(method="DELETE", path=_message_path(id)))
 
 
 def reschedule(id: str, at: datetime | None, in_: timedelta | None) -> Steps[str]:  # noqa: A002 (as above)
     """The new id."""
     due = format_instant(due_time_ms(at, in_, SystemClock().now_ms()))
-    return _moved(f"/v1/messages/{id}/reschedule", {"at": due})
+    return _moved(f"{_message_path(id)}/reschedule", {"at": due})
 
 
 def deliver_now(id: str) -> Steps[str]:  # noqa: A002 (as above)
     """The new id."""
-    return _moved(f"/v1/messages/{id}/deliver-now")
+    return _moved(f"{_message_path(id)}/deliver-now")
 
 
 def page(query: Mapping[str, Any]) -> Steps[tuple[list[Listed], dict[str, Any] | None]]:
@@ -142,18 +146,18 @@ def all_series() -> Steps[list[Series]]:
 
 def find_series(name: str) -> Steps[Series]:
     """One of them."""
-    return _one(Series, f"/v1/recurring/{name}")
+    return _one(Series, _series_path(name))
 
 
 def change_series(name: str, operation: str) -> Steps[Series]:
     """The series, once it is paused or resumed. Safe to repeat."""
-    request = Request(method="POST", path=f"/v1/recurring/{name}/{operation}")
+    request = Request(method="POST", path=f"{_series_path(name)}/{operation}")
     return told(request, partial(read, Series))
 
 
 def stop_series(name: str) -> Steps[None]:
     """Returns once it has ended."""
-    yield from done(Request(method="DELETE", path=f"/v1/recurring/{name}"))
+    yield from done(Request(method="DELETE", path=_series_path(name)))
 
 
 def dead_letters(selection: DeadSelection, limit: int) -> Steps[list[ListedDead]]:
@@ -201,6 +205,23 @@ def message(topic: str, value: object, parts: Message) -> dict[str, Any]:
 def as_json(given: Mapping[str, Any]) -> dict[str, Any]:
     """Names and values as the API has them: instants as text, and nothing that is None."""
     return {name.rstrip("_"): _as_text(value) for name, value in given.items() if value is not None}
+
+
+def _message_path(id: str) -> str:  # noqa: A002 (as above)
+    """Where the message with this id is. Raises InvalidMessage (bad-id)."""
+    return f"/v1/messages/{quote(str(MessageId.parse(id)), safe='')}"
+
+
+def _series_path(name: str) -> str:
+    """Where the series of this name is. Raises InvalidMessage (bad-id)."""
+    # A path would lose its last part by a dot or two.
+    if not re.match(SERIES_PATTERN, name) or name in {".", ".."}:
+        raise InvalidMessage(
+            Reason.BAD_ID,
+            f"{name!r} is no series' name that HTTP can ask for: it is 1 to 160 letters, digits "
+            "and . _ : = ~ + @ -",
+        )
+    return f"/v1/recurring/{quote(name, safe='')}"
 
 
 def _one(kind: type[_Kind], path: str, query: Mapping[str, Any] | None = None) -> Steps[_Kind]:
