@@ -7,6 +7,11 @@ import sys
 import pytest
 from tests.snippets import commands
 
+from duetime.cli.sql import _told
+from duetime.errors import DuetimeError
+from duetime.pipeline.kafka import read_ranges
+from duetime.stores import OffsetRange
+
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("on_broker", "topics")]
 
 
@@ -55,3 +60,33 @@ def test_a_query_over_what_waits_is_answered_and_a_bad_one_is_told(wheel, now_ms
     # The words are Spark's, and nothing follows them.
     assert wrong[1].startswith("error: the query cannot be answered: A column")
     assert len(wrong[1].splitlines()) == 1
+
+
+def test_what_json_cannot_have_is_told_or_named(wheel, now_ms):
+    wheel.message("orders", now_ms + 300_000)
+    asked = [
+        asking("--json", "select 1 a, 2 b, 3 a"),
+        asking("select array(named_struct('a', 1, 'a', 2)) rows"),
+        asking("--json", "select double('nan') x, array(float('-inf')) y, double('inf') z"),
+        asking("--json", "select raise_error(topic) from pending"),
+    ]
+    twice, nested, numbers, refused = (each.communicate() for each in asked)
+
+    assert [each.returncode for each in asked] == [2, 2, 0, 2]
+    for _, said in (twice, nested):
+        assert said == "error: two columns are called a: name one of them with `as`\n"
+    assert json.loads(numbers[0]) == {"x": "NaN", "y": ["-Infinity"], "z": "Infinity"}
+    assert refused[1] == "error: the query cannot be answered: orders\n"
+
+
+def test_a_kafka_that_went_away_is_told_as_what_it_is(spark, settings):
+    gone = settings.model_copy(
+        update={
+            "bootstrap": "127.0.0.1:1",
+            "java_properties": {"default.api.timeout.ms": "1000", "request.timeout.ms": "500"},
+        }
+    )
+    waiting = read_ranges(spark, gone, [OffsetRange("t", 0, 0, 1)])
+    said = r"failed on the way .*TimeoutException.*ask again"
+    with pytest.raises(DuetimeError, match=said), _told():
+        waiting.collect()
