@@ -104,15 +104,20 @@ class DeadLetters:
 
     def latest(self, selection: Selection, limit: int) -> list[DeadLetter]:
         """The last ones to have died, of those that are meant, the oldest of them first."""
-        return list(deque(self._letters(selection), maxlen=limit))
+        return list(deque(self.chosen(selection), maxlen=limit))
+
+    def chosen(self, selection: Selection) -> Iterator[DeadLetter]:
+        """Those that are meant, one after the other: all payloads at once may be too much."""
+        gone = self._redriven()
+        return (letter for letter in self._ever(selection) if letter.number not in gone)
 
     def count(self, selection: Selection) -> int:
         """How many are meant."""
-        return sum(1 for _ in self._letters(selection))
+        return sum(1 for _ in self.chosen(selection))
 
     def find(self, number: int) -> DeadLetter:
         """The one with this number. Raises UnknownMessage."""
-        for letter in self._letters(Selection(numbers=frozenset((number,)))):
+        for letter in self.chosen(Selection(numbers=frozenset((number,)))):
             return letter
         raise UnknownMessage(f"no dead letter has the number {number}, or it was brought back")
 
@@ -173,10 +178,6 @@ class DeadLetters:
             headers=(),
         )
         return message, note
-
-    def _letters(self, selection: Selection) -> Iterator[DeadLetter]:
-        gone = self._redriven()
-        return (letter for letter in self._ever(selection) if letter.number not in gone)
 
     def _ever(self, selection: Selection) -> Iterator[DeadLetter]:
         """Those that were brought back included."""

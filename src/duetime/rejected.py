@@ -1,6 +1,6 @@
 """What was refused when it came in, as the topic of rejected records has it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from confluent_kafka import Message
@@ -35,8 +35,11 @@ class Rejected:
     headers: Sequence[Header] = field(repr=False)
 
 
-def latest(settings: Settings, limit: int) -> list[Rejected]:
-    """The last ones, the oldest of them first; reads no others. Raises KafkaError."""
+def latest(settings: Settings, limit: int) -> Iterator[Rejected]:
+    """The last ones, the oldest of them first, one at a time; reads no others. Raises KafkaError.
+
+    All payloads at once may be too much.
+    """
     there = whole(settings, TopicNames(settings).rejected)
     return _read(settings, replace(there, start=max(there.start, there.end - limit)))
 
@@ -45,17 +48,20 @@ def find(settings: Settings, number: int) -> Rejected:
     """The one with this number. Raises UnknownMessage, KafkaError."""
     there = whole(settings, TopicNames(settings).rejected)
     is_there = there.start <= number < there.end
-    found = _read(settings, replace(there, start=number, end=number + 1)) if is_there else []
+    wanted = replace(there, start=number, end=number + 1)
+    found = list(_read(settings, wanted)) if is_there else []
     if not found:
         raise UnknownMessage(f"no rejected record has the number {number}")
     return found[0]
 
 
-def _read(settings: Settings, wanted: OffsetRange) -> list[Rejected]:
+def _read(settings: Settings, wanted: OffsetRange) -> Iterator[Rejected]:
     if not wanted.count:
-        return []
+        return
     with RangeReader(settings) as reader:
-        return [found for each in reader.records([wanted]) if (found := _rejected(each))]
+        for each in reader.records([wanted]):
+            if found := _rejected(each):
+                yield found
 
 
 def _rejected(record: Message) -> Rejected | None:

@@ -1,5 +1,6 @@
 """/v1/dead: what could not be delivered, looked at and brought back."""
 
+from collections import deque
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -8,7 +9,7 @@ from duetime.api.desk import AtDesk, ByCaller
 from duetime.api.document import may_be
 from duetime.api.models import Dead, DeadPage, DeadSummary, Redriven, body
 from duetime.api.tokens import Caller
-from duetime.api.wanted import Limit, Number, Redrive, Topic
+from duetime.api.wanted import FewFields, Limit, Number, Redrive, Topic
 from duetime.clock import parse_instant
 from duetime.dead import DeadLetters, Selection
 from duetime.errors import InvalidMessage, Reason, UnknownMessage
@@ -37,8 +38,9 @@ def list_letters(  # noqa: PLR0913 (a parameter each)
 ) -> DeadPage:
     """The latest dead letters that were not brought back, without what is in them."""
     selection = _selection(caller, topic, reason, since)
-    seen = DeadLetters(desk.settings).latest(selection, limit)
-    return DeadPage(letters=[DeadSummary.model_validate(each) for each in seen])
+    # Without payloads as soon as they are read: a thousand may be a GB.
+    read = map(DeadSummary.model_validate, DeadLetters(desk.settings).chosen(selection))
+    return DeadPage(letters=list(deque(read, maxlen=limit)))
 
 
 @router.get("/{number}", responses=may_be(404, 422))
@@ -52,7 +54,7 @@ def show(number: Number, desk: AtDesk, caller: ByCaller) -> Dead:
 
 
 @router.post("/redrive", responses=may_be(400, 413, 422, 429))
-def redrive(wanted: Redrive, desk: AtDesk, caller: ByCaller) -> Redriven:
+def redrive(wanted: Annotated[Redrive, FewFields], desk: AtDesk, caller: ByCaller) -> Redriven:
     """Send dead letters once more, due now; each is brought back once, also by two at a time."""
     which = (wanted.numbers, wanted.topic, wanted.reason, wanted.since)
     if not wanted.all and all(each is None for each in which):

@@ -17,8 +17,9 @@ router = APIRouter(prefix="/v1/rejected", tags=["rejected records"], responses=m
 def list_records(desk: AtDesk, caller: ByCaller, limit: Limit = 50) -> RejectedPage:
     """The latest rejected records, without what is in them; for tokens of all topics."""
     _check(caller)
-    found = rejected.latest(desk.settings, limit)
-    return RejectedPage(records=[RejectedSummary.model_validate(each) for each in found])
+    # Without payloads as soon as they are read: a thousand may be a GB.
+    read = map(RejectedSummary.model_validate, rejected.latest(desk.settings, limit))
+    return RejectedPage(records=list(read))
 
 
 @router.get("/{number}", responses=may_be(404))
