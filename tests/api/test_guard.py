@@ -2,6 +2,8 @@
 
 import json
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -10,6 +12,10 @@ from tests.api.conftest import NOWHERE, problem_of
 from tests.conftest import eventually
 
 from duetime.config import Settings
+from duetime.errors import KafkaError
+
+#: As many requests as the framework has threads for.
+THREADS = 40
 
 #: More than the framework has threads.
 MANY = 100
@@ -51,6 +57,42 @@ def test_a_body_that_trickles_in_is_given_up_in_time(serving):
     assert b"\r\nconnection: close" in head.lower()
     assert json.loads(body)["reason"] == "timeout"
     eventually(lambda: answered("POST", "503") == before + 1)
+
+
+def test_without_a_token_no_body_is_waited_for(serving):
+    tokens = {"api_tokens": {"all": {"token": "0123456789abcdef"}}}
+    client = serving(Settings(**NOWHERE.model_dump() | tokens))
+    with connected(client) as connection:
+        connection.sendall(BEGINNING + b"Content-Length: 1000000\r\n\r\n{")
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 401 ")
+
+
+def test_threads_of_requests_that_were_given_up_are_so_many_at_most(serving, monkeypatch):
+    over = threading.Event()
+
+    def wait_for_kafka(*_):
+        over.wait()
+        raise KafkaError("it does not answer")
+
+    monkeypatch.setattr("duetime.api.state.ask", wait_for_kafka)
+    client = serving(NOWHERE.model_copy(update={"api_request_seconds": 0.5}))
+    most = workers() + THREADS
+    try:
+        for _ in range(3):
+            with ThreadPoolExecutor(THREADS) as pool:
+                answers = list(pool.map(lambda _: client.get("/v1/status"), range(THREADS)))
+            assert {problem_of(each) for each in answers} == {(503, "timeout")}
+            assert {each.headers["retry-after"] for each in answers} == {"5"}
+            assert workers() <= most
+            assert client.get("/metrics").status_code == 200
+    finally:
+        over.set()
+    # Where they end, there is room again.
+    eventually(lambda: problem_of(client.get("/v1/status")) == (503, "kafka"))
+
+
+def workers():
+    return sum("AnyIO" in each.name for each in threading.enumerate())
 
 
 def test_who_never_ends_a_request_holds_up_nobody_else_and_not_the_end(serving):

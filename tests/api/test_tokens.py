@@ -63,6 +63,16 @@ def test_without_a_token_nothing_is_told(serving):
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"[1]", b'{"topic": "orders-eu"}'])
+def test_without_a_token_nothing_is_said_of_what_was_sent(serving, body):
+    client = serving(limited(NOWHERE), headers={"Content-Type": "application/json"})
+    for path in ("/v1/messages", "/v1/dead/redrive", "/v1/messages/1-a/reschedule", "/v1/nothing"):
+        answer = client.post(path, content=body)
+        assert problem_of(answer) == (401, "unauthorised")
+    answer = client.post("/v1/messages", content=b"{", headers=bearer(SHOP))
+    assert problem_of(answer) == (400, "not-json")
+
+
 def test_all_that_needs_a_token_says_so():
     assert {path for _, path, is_secured in OPERATIONS if not is_secured} == OPEN
 

@@ -1,8 +1,8 @@
 """The HTTP API: FastAPI over the same functions as the command line.
 
 ```
-request -> guard      limits of size and time, for every request
-        -> desk       what requests need: settings, clock, reader, courier; who asks (tokens)
+request -> guard      who asks (tokens), limits of size and time, for every request
+        -> desk       what requests need: settings, clock, reader, courier
         -> messages   schedule, list, show, cancel, reschedule, deliver now
            dead       dead letters: list, show, redrive
            rejected   records that were refused: list, show

@@ -1,17 +1,28 @@
-"""What holds for every request: by way of which pages, how large its body, when it is answered.
+"""What holds for every request: who asks, by way of which pages, how much, when it is answered.
 
-Also the last place where an error that nobody expected becomes an answer.
+A token is looked at before anything of the body is read. Also the last place where an error that
+nobody expected becomes an answer.
 """
 
 import asyncio
 import re
 import time
+from collections.abc import Mapping
 from http import HTTPStatus
 
+from anyio import CancelScope
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from duetime.api.problems import RETRY_AFTER_S, ForeignOrigin, fault, of_error, problem
+from duetime.api.problems import (
+    RETRY_AFTER_S,
+    ForeignOrigin,
+    Unauthorised,
+    fault,
+    of_error,
+    problem,
+)
+from duetime.api.tokens import CALLER, reader_of_tokens, token_of
 from duetime.config import Settings
 from duetime.metrics import API_SECONDS
 
@@ -28,8 +39,17 @@ OWN_SITE = (b"same-origin", b"none")
 LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
 
+#: What needs a token, where there are any: all but the page for people, and what the process says
+#: of itself.
+GUARDED = re.compile(r"/v1/.*|/metrics", re.DOTALL)
+
+
 class Guard:
-    """ASGI around the app. What is under way in a thread goes on after its time; nobody waits."""
+    """ASGI around the app.
+
+    What is under way in a thread goes on after its time. Nobody waits for that, but it is one of so
+    many threads until it ends: no more are begun than there may be.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -37,46 +57,49 @@ class Guard:
         self._seconds = settings.api_request_seconds
         #: Where there are no tokens, whoever reaches this machine's loopback is asked for nothing.
         self._local = not settings.api_tokens
+        self._who = reader_of_tokens(settings.api_tokens)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun_s, answer = time.monotonic(), Answer(send)
-        await self._answered(scope, Body(receive, self._most).receive, answer)
-        method = scope["method"] if scope["method"] in METHODS else "other"
-        begun_to_answer_s = answer.at_s or time.monotonic()
-        API_SECONDS.labels(method, answer.status).observe(begun_to_answer_s - begun_s)
+        receive, answer = Body(receive, self._most).receive, Answer(scope, receive, send)
+        try:
+            # Of anyio, not of asyncio: what waits for a thread ends, and what is in one does not.
+            with CancelScope() as limit:
+                answer.limit(self._seconds, limit)
+                await self._answered(scope, receive, answer)
+        except asyncio.CancelledError:
+            # The server ends; nobody waits for this one.
+            if not answer.is_given_up:
+                raise
+        finally:
+            await answer.end()
 
     async def _answered(self, scope: Scope, receive: Receive, answer: "Answer") -> None:
         try:
-            self._check_origin(scope)
-            async with asyncio.timeout(self._seconds) as limit:
-                answer.limit = limit
-                await self._app(scope, receive, answer.send)
-        except TimeoutError:
-            response = problem(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                "timeout",
-                f"over api_request_seconds ({self._seconds:g}): try again, with the same id",
-                headers={"Retry-After": str(RETRY_AFTER_S), "Connection": "close"},
-            )
-        except ForeignOrigin as error:
+            headers = dict(scope["headers"])
+            self._check_origin(scope, headers)
+            self._identify(scope, headers)
+            await self._app(scope, receive, answer.send)
+        except (ForeignOrigin, Unauthorised) as error:
             response = of_error(error)
         except Exception as error:  # noqa: BLE001 (whoever asks gets an answer)
             # Here and not as the app's handler: Starlette would raise it again, and log its text.
             response = fault(error)
         else:
             return
-        # There is no more to end.
-        answer.limit = None
         if not answer.status:
             await response(scope, receive, answer.send)
 
-    def _check_origin(self, scope: Scope) -> None:
+    def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """Note who asks. Raises Unauthorised."""
+        if GUARDED.fullmatch(scope["path"]):
+            scope[CALLER] = self._who(token_of(headers.get(b"authorization", b"")))
+
+    def _check_origin(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
         """Raise ForeignOrigin for what a page of somebody else's may have had a browser send."""
-        headers = dict(scope["headers"])
         site = headers.get(b"sec-fetch-site", b"none")
         if scope["method"] not in SAFE and site not in OWN_SITE:
             raise ForeignOrigin("another site's page has sent this: use the dashboard")
@@ -108,22 +131,62 @@ class Body:
 
 
 class Answer:
-    """Notes what is answered."""
+    """The one that is given, or that there is none in time. Measures how long that takes."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._asgi = scope, receive, self._pass_on
         self._send = send
+        self._begun_s = time.monotonic()
         #: Nothing was answered yet, or nobody was there any more, while this is 0.
         self.status = 0
-        #: When the answer began.
-        self.at_s: float | None = None
-        #: Ends the request, unless it is answered before.
-        self.limit: asyncio.Timeout | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        #: Tells that it took too long.
+        self._instead: asyncio.Task[None] | None = None
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nobody waits for what the app answers."""
+        return self._instead is not None
+
+    def limit(self, seconds: float, limit: CancelScope) -> None:
+        """Give the request up then, unless its answer has begun."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(seconds, self._give_up, seconds, limit)
 
     async def send(self, message: Message) -> None:
-        """Pass it on."""
+        """Pass on what the app answers."""
+        if not self.is_given_up:
+            await self._pass_on(message)
+
+    async def end(self) -> None:
+        """The app has ended."""
+        if self._timer:
+            self._timer.cancel()
+        if self._instead:
+            await self._instead
+        if not self.status:
+            self._measure()
+
+    def _give_up(self, seconds: float, limit: CancelScope) -> None:
+        response = problem(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "timeout",
+            f"over api_request_seconds ({seconds:g}): try again, with the same id",
+            headers={"Retry-After": str(RETRY_AFTER_S), "Connection": "close"},
+        )
+        self._instead = asyncio.create_task(response(*self._asgi))
+        limit.cancel()
+
+    async def _pass_on(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status, self.at_s = message["status"], time.monotonic()
-            if self.limit and not self.limit.expired():
-                # Events go on for as long as somebody listens.
-                self.limit.reschedule(None)
+            self.status = message["status"]
+            self._measure()
+            # Events go on for as long as somebody listens.
+            if self._timer:
+                self._timer.cancel()
         await self._send(message)
+
+    def _measure(self) -> None:
+        method = self._asgi[0]["method"]
+        label = method if method in METHODS else "other"
+        API_SECONDS.labels(label, self.status).observe(time.monotonic() - self._begun_s)

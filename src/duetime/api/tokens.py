@@ -15,6 +15,9 @@ from hashlib import sha256
 from duetime.api.problems import TooMany, TopicNotAllowed, Unauthorised
 from duetime.tables import ApiToken
 
+#: Where the guard notes in the ASGI scope of a request who asks.
+CALLER = "duetime.caller"
+
 #: How long a token may save up what it did not send, in seconds.
 BURST_S = 1.0
 
@@ -80,6 +83,12 @@ class Caller:
 
 #: Who asks where there are no tokens: somebody on this machine.
 ANYBODY = Caller(name="anybody")
+
+
+def token_of(authorization: bytes) -> str | None:
+    """The token that this header has."""
+    scheme, _, token = authorization.decode("latin-1").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 def reader_of_tokens(tokens: Mapping[str, ApiToken]) -> Callable[[str | None], Caller]:
