@@ -4,9 +4,11 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
-from tests.api.conftest import NOWHERE, problem_of
+from tests.api.conftest import NOWHERE, Running, alike, problem_of
 
+from duetime.api.address import url
 from duetime.api.keys import Keys
 from duetime.api.wanted import NewMessage
 from duetime.clock import SystemClock
@@ -103,6 +105,65 @@ def test_a_problem_repeats_no_key_no_value_and_no_header(alone, wrong):
     answer = alone.post("/v1/messages", json=given | {"headers": {"h": "secret"}} | wrong)
     assert answer.status_code == 422
     assert "secret" not in answer.text
+
+
+#: So many that to tell of each would take all memory.
+MANY = 50_000
+
+#: What is wrong in so many places.
+WRONG = {
+    "messages": ("/v1/messages", [1] * MANY),
+    "messages of messages": ("/v1/messages", [[1] * MANY]),
+    "fields": ("/v1/messages", {f"a{each}": 1 for each in range(MANY)}),
+    "fields in a list": ("/v1/messages", [{f"a{each}": 1 for each in range(MANY)}]),
+    "headers": ("/v1/messages", {"topic": "t", "headers": {f"{each}": 1 for each in range(MANY)}}),
+    "listed headers": ("/v1/messages", {"topic": "t", "headers": [1] * MANY}),
+    "fields of a header": (
+        "/v1/messages",
+        {"topic": "t", "headers": [{f"a{each}": 1 for each in range(MANY)}]},
+    ),
+    "times": ("/v1/messages/1-a/reschedule", {f"a{each}": 1 for each in range(MANY)}),
+    "numbers": ("/v1/dead/redrive", {"numbers": [-1] * MANY}),
+    "many numbers": ("/v1/dead/redrive", {"numbers": list(range(MANY))}),
+    "choices": ("/v1/dead/redrive", {f"a{each}": 1 for each in range(MANY)}),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_in_many_places_is_told_of_a_few(roomy, wrong):
+    path, body = WRONG[wrong]
+    answer = roomy.post(path, json=body)
+    assert problem_of(answer) == (422, "unreadable")
+    assert 1 <= len(answer.json()["errors"]) <= 10
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory):
+    """A client of a server that takes as many messages at once as there are."""
+    named = alike(NOWHERE, tmp_path_factory.mktemp("api"))
+    running = Running(named.model_copy(update={"api_batch_messages": 10 * MANY}))
+    with httpx.Client(base_url=url(named), timeout=30) as client:
+        yield client
+    running.stop()
+
+
+def test_of_many_messages_that_cannot_be_taken_a_hundred_are_told(alone):
+    answer = alone.post("/v1/messages", json=[{"topic": "t"}] * 200)
+    assert problem_of(answer) == (422, "no-due-time")
+    assert answer.json()["detail"].startswith("200 of the messages")
+    assert [each["where"] for each in answer.json()["errors"]] == [
+        f"messages[{each}]" for each in range(100)
+    ]
+
+
+def test_too_many_are_refused_before_it_is_looked_what_they_are(alone):
+    assert problem_of(alone.post("/v1/messages", json=[1] * 1_001)) == (413, "too-large")
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"[" * 100_000, b"\xff"])
+def test_what_is_said_to_be_no_json_is_not_read_as_such(alone, body):
+    answer = alone.post("/v1/messages", content=body, headers={"content-type": "text/plain"})
+    assert problem_of(answer) == (422, "unreadable")
 
 
 def test_the_same_id_twice_is_the_same_message_with_the_same_answer(alone):

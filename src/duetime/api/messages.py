@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path, Query
+from fastapi import APIRouter, Body, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
@@ -27,7 +27,7 @@ from duetime.api.models import (
 from duetime.api.problems import IdTaken, Invalid
 from duetime.api.spooled import as_found
 from duetime.api.tokens import Caller
-from duetime.api.wanted import Due, NewMessage
+from duetime.api.wanted import Due, FewFields, NewMessage
 from duetime.asking import all_series
 from duetime.cancelling import cancel_surely, find_waiting, found_soon, not_waiting
 from duetime.clock import delay, instant
@@ -63,9 +63,25 @@ GONE = may_be(404, 409, 422)
 SPOOLED: Responses = {202: {"model": Accepted | AcceptedMany, "description": "In the spool."}}
 
 Wanted = Annotated[
-    NewMessage | Annotated[list[NewMessage], Field(min_length=1)],
+    NewMessage | Annotated[list[NewMessage], Field(min_length=1, fail_fast=True)],
+    FewFields,
     Body(description="One message, or a list of them: all are taken, or none."),
 ]
+
+
+async def _counting(request: Request, desk: AtDesk) -> Desk:
+    """The desk; before a message is made of each, of which there may be a million."""
+    try:
+        # It is read already, unless it is said to be something else.
+        given = await request.json()
+    except (ValueError, RecursionError):
+        given = None
+    if isinstance(given, list):
+        _check_count(len(given), desk)
+    return desk
+
+
+AtCounting = Annotated[Desk, Depends(_counting)]
 
 
 @router.post(
@@ -75,14 +91,13 @@ Wanted = Annotated[
     response_description="Kafka has it, or them.",
     responses=SPOOLED | may_be(400, 409, 413, 422, 429),
 )
-async def schedule(wanted: Wanted, desk: AtDesk, caller: ByCaller) -> JSONResponse:
+async def schedule(wanted: Wanted, desk: AtCounting, caller: ByCaller) -> JSONResponse:
     """Schedule a message, or several.
 
     201: every in-sync replica of Kafka has them. 202: Kafka does not answer; they are on this
     machine's disk, and sent when it does.
     """
     messages = wanted if isinstance(wanted, list) else [wanted]
-    _check_count(len(messages), desk)
     async with desk.keys.sending(messages, lambda: _records(messages, desk, caller)) as sending:
         caller.spend(len(messages))
         names = {each.series for each in sending.records if each.series}
@@ -132,7 +147,12 @@ async def cancel(id: Id, desk: AtDesk, caller: ByCaller) -> None:  # noqa: A002 
 
 
 @router.post("/{id}/reschedule", responses=GONE | may_be(400, 413, 429))
-def change(id: Id, due: Due, desk: AtDesk, caller: ByCaller) -> Accepted:  # noqa: A002 (as above)
+def change(
+    id: Id,  # noqa: A002 (as above)
+    due: Annotated[Due, FewFields],
+    desk: AtDesk,
+    caller: ByCaller,
+) -> Accepted:
     """Give a message another time, and with it another id. Not safe to repeat: 404 then.
 
     A message that was sent a moment ago is not found yet, which is a 404, too: a cancel waits for

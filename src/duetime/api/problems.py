@@ -26,6 +26,7 @@ import logging
 import traceback
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,9 @@ MEDIA_TYPE = "application/problem+json"
 
 #: What a problem's `type` begins with; the reason follows.
 TYPE = "urn:duetime:problem:"
+
+#: How many things that are wrong in one request are told: of each would be more than was sent.
+MOST_FAULTS = 100
 
 #: When to try again, in seconds, where nothing better is known.
 RETRY_AFTER_S = 5
@@ -190,7 +194,7 @@ def of_error(error: DuetimeError) -> JSONResponse:
         error.detail,
         errors=[
             Fault(where=f"messages[{index}]", reason=each.reason, detail=each.detail)
-            for index, each in faults.items()
+            for index, each in islice(faults.items(), MOST_FAULTS)
         ],
         headers=_headers(error, status),
     )
@@ -244,7 +248,7 @@ async def _validation_error(_: Request, error: Exception) -> JSONResponse:
     found = error.errors()
     if any(each["type"] == "json_invalid" for each in found):
         return problem(HTTPStatus.BAD_REQUEST, Reason.NOT_JSON, "the body is no JSON")
-    faults = [_fault(each) for each in found]
+    faults = [_fault(each) for each in found[:MOST_FAULTS]]
     detail = f"{faults[0].where}: {faults[0].detail}"
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, faults[0].reason, detail, errors=faults)
 

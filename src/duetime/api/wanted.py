@@ -4,7 +4,8 @@ import json
 from typing import Annotated, Any
 
 from fastapi import Path, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from duetime.clock import delay, instant
 from duetime.config import Settings
@@ -43,6 +44,25 @@ MOST = 1_000
 
 Limit = Annotated[int, Query(ge=1, le=MOST, description="So many at most.", examples=[10])]
 Number = Annotated[int, Path(ge=0, description="What it is called by in the list.", examples=[3])]
+
+
+#: More fields than anything has that is asked for.
+MOST_FIELDS = 100
+
+#: The most dead letters that are named in one request.
+MOST_NUMBERS = 10_000
+
+
+def few_fields(given: object) -> object:
+    """The same, unless it has so many fields that to tell of each would take all memory."""
+    for each in given if isinstance(given, list) else (given,):
+        if isinstance(each, dict) and len(each) > MOST_FIELDS:
+            raise PydanticCustomError("fields", f"there are over {MOST_FIELDS} fields")
+    return given
+
+
+#: Of a model in a body.
+FewFields = BeforeValidator(few_fields)
 
 
 class Due(BaseModel):
@@ -90,9 +110,10 @@ class NewMessage(Due):
     value_base64: str | None = Field(None, description="The payload, for other bytes.")
     key: str | None = Field(None, description="As text; it chooses the partition.")
     key_base64: str | None = Field(None, description="The key, for other bytes.")
-    headers: dict[str, str | None] | list[Header] = Field(
-        default_factory=list, description="By name; or as a list, for names that come twice."
-    )
+    headers: (
+        Annotated[dict[str, str | None], Field(fail_fast=True)]
+        | Annotated[list[Annotated[Header, FewFields]], Field(fail_fast=True)]
+    ) = Field(default_factory=list, description="By name; or as a list, for names that come twice.")
     id: str | None = Field(
         None, description="Your own id, and the idempotency key.", examples=["order-17"]
     )
@@ -147,7 +168,10 @@ class Redrive(BaseModel):
         extra="forbid", json_schema_extra={"examples": [{"numbers": [3, 4]}, {"topic": "orders"}]}
     )
 
-    numbers: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="With these.")
+    numbers: (
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MOST_NUMBERS, fail_fast=True)]
+        | None
+    ) = Field(None, description="With these.")
     topic: str | None = Field(None, description="For this destination.")
     reason: str | None = Field(None, description="That died of this.")
     since: str | None = Field(None, description="That died then or later; with a zone.")
