@@ -192,6 +192,20 @@ def test_one_id_of_a_batch_is_one_message(alone):
     assert problem_of(alone.post("/v1/messages", json=batch)) == (409, "id-taken")
 
 
+@pytest.mark.parametrize(
+    ("at", "begins_ms"),
+    [
+        ("2000-01-01T00:00:00Z", 1_800_000_000_000 - 60_000),
+        ("2027-01-15T07:59:30Z", 1_800_000_000_000 - 30_000),
+        ("2027-01-15T09:00:00Z", 1_800_000_000_000 + 3_600_000),
+    ],
+)
+def test_a_series_does_not_begin_in_years_that_are_over(at, begins_ms):
+    message = NewMessage(topic="t", id="s", cron="* * * * *", misfire="all", at=at)
+    record = message.record(NOWHERE, 1_800_000_000_000)
+    assert dict(record.headers)["due-at-ms"] == b"%d" % begins_ms
+
+
 def noted(*names):
     messages = [NewMessage(topic="t", id=each, **{"in": "5m"}) for each in names]
     return messages, [each.record(NOWHERE, 0) for each in messages]

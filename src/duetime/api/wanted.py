@@ -1,6 +1,7 @@
 """What is asked for, with the examples that the OpenAPI document shows (`models`: the answers)."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import Path, Query
@@ -12,7 +13,7 @@ from duetime.config import Settings
 from duetime.errors import InvalidMessage, Reason
 from duetime.outgoing import Outgoing, Payload, Wanted, new_unique, scheduled
 from duetime.payload import from_base64
-from duetime.recurrence import Misfire, Recurrence
+from duetime.recurrence import GRACE_MS, Misfire, Recurrence
 from duetime.recurring import record_of
 
 At = Annotated[
@@ -120,7 +121,9 @@ class NewMessage(Due):
     partition: int | None = Field(None, description="The destination's partition.")
     cluster: str | None = Field(None, description="Another cluster, as the configuration has it.")
     cron: str | None = Field(
-        None, description="It comes again: five fields, or @hourly ..; from `at` on, or from now."
+        None,
+        description="It comes again: five fields, or @hourly ..; from `at` on, a minute ago at the "
+        "earliest, or from now.",
     )
     zone: str | None = Field(None, description="Whose clocks `cron` means; UTC.")
     until: str | None = Field(None, description="No run is later: ISO 8601 with a zone.")
@@ -138,6 +141,8 @@ class NewMessage(Due):
         if recurrence is None and due_ms is not None:
             return scheduled(wanted, settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
         at, in_ = instant(self.at), delay(self.in_)
+        if recurrence is not None and at is not None:
+            at = max(at, _earliest(now_ms))
         return record_of(wanted, recurrence, settings, at=at, in_=in_, now_ms=now_ms, unique=unique)
 
     def _recurrence(self) -> Recurrence | None:
@@ -176,6 +181,11 @@ class Redrive(BaseModel):
     reason: str | None = Field(None, description="That died of this.")
     since: str | None = Field(None, description="That died then or later; with a zone.")
     all: bool = Field(default=False, description="Whether all are meant, if nothing else is said.")
+
+
+def _earliest(now_ms: int) -> datetime:
+    """When a series may begin: of years that are over, one message would make millions."""
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=now_ms - GRACE_MS)
 
 
 def _as_sent(value: object) -> str | None:
