@@ -17,7 +17,7 @@ LAYERS = (
     {"java"},
     {"columns"},
     {"envelopes", "stores"},
-    {"outgoing", "recurring", "series", "producing"},
+    {"outgoing", "recurring", "series", "hearing", "producing"},
     {"client", "http", "delaying", "admin", "callbacks", "status", "totals", "reach"},
     {"delayed", "kmq"},
     {"transaction", "retry"},

@@ -148,6 +148,29 @@ def test_what_is_no_cron_expression_is_refused(expression):
     assert caught.value.reason == "bad-cron"
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (DUE_CRON, "9" * 5_000 + " * * * *"),
+        (DUE_CRON, "*" + "\t" * 600_000 + " * * * *"),
+        (DUE_ZONE, "x" * 501),
+        (DUE_MISFIRE, "x" * 501),
+        (DUE_UNTIL, "9" * 501),
+    ],
+)
+def test_what_is_longer_than_anyone_needs_is_refused_and_not_repeated_to_who_wrote_it(name, text):
+    with pytest.raises(InvalidMessage, match=f"{name} is too long") as caught:
+        Recurrence.parse({DUE_CRON: "@daily", name: text})
+    assert caught.value.reason == "bad-cron"
+    assert len(caught.value.detail) < 100
+
+
+def test_every_number_that_cron_counts_one_by_one_is_not_too_long():
+    counted = [range(60), range(24), range(1, 32), range(1, 13), range(7)]
+    said = " ".join(",".join(map(str, each)) for each in counted)
+    assert Cron(said).after(NOON) == NOON + MINUTE
+
+
 @pytest.mark.parametrize("zone", ["Mars", "", "../etc/passwd", "Europe", "/etc/localtime"])
 def test_what_is_no_time_zone_is_refused(zone):
     with pytest.raises(InvalidMessage, match="is no time zone") as caught:
@@ -235,10 +258,16 @@ def test_the_latest_of_missed_runs_is_found_over_a_change_of_the_clocks(
     assert Recurrence(cron=cron).runs(next_ms, now_ms).due_ms == [run_ms]
 
 
-def test_many_missed_runs_are_caught_up_with_bit_by_bit():
-    found = recurrence(misfire=Misfire.ALL).runs(NOON, NOON + 365 * 24 * HOUR)
-    assert len(found.due_ms) == 1_000
-    assert found.next_ms == NOON + 1_000 * 10 * MINUTE
+@pytest.mark.parametrize("most", [1_000, 7])
+def test_many_missed_runs_are_caught_up_with_bit_by_bit(most):
+    found = recurrence(misfire=Misfire.ALL).runs(NOON, NOON + 365 * 24 * HOUR, most)
+    assert len(found.due_ms) == most
+    assert found.next_ms == NOON + most * 10 * MINUTE
+
+
+def test_once_is_one_run_for_all_that_are_due_by_then_also_for_one_that_is_just_due():
+    found = recurrence(misfire=Misfire.ONCE).runs(NOON, NOON + 30 * MINUTE + GRACE_MS // 2)
+    assert found.due_ms == [NOON + 30 * MINUTE]
 
 
 def test_nothing_comes_after_the_end():

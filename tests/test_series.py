@@ -1,12 +1,15 @@
 """What is said of series, and what follows from it: records in their order, nothing else."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from duetime import hearing
+from duetime.hearing import AGAIN_MS, REFUSED, RUN, Said, heard
 from duetime.message import DEFINE, NEXT, PAUSE, RESUME, STOP
-from duetime.recurrence import LEAD_MS
-from duetime.series import REFUSED, RUN, Book, Page, Said, Series
+from duetime.recurrence import LEAD_MS, Misfire
+from duetime.series import Book, Page, Series
 
 MINUTE = 60_000
 NOW_MS = 1_800_000_000_000 + MINUTE
@@ -25,23 +28,23 @@ class Talk:
         if not again:
             first = sum(len(each) for each in self._batches)
             self._batches.append([at(first + number) for number, at in enumerate(said)])
-        outcomes, pages = self.book.heard(self._batches[-1])
-        self.pages = pages
-        self.book.note({name: Page.decoded(page.encoded()) for name, page in pages.items()})
-        return [(each.kind, each.run_ms) for each in outcomes]
+        self.outcomes, self.pages = heard(self.book, self._batches[-1])
+        written = {name: page and page.encoded() for name, page in self.pages.items()}
+        self.book.note({name: text and Page.decoded(text) for name, text in written.items()})
+        return [(each.kind, each.run_ms) for each in self.outcomes]
 
     def say_again(self):
         """As after a crash: the book has what was written of it."""
         return self.say(again=True)
 
 
-def said(operation, series=DAILY, at_ms=NOW_MS, due_ms=None, next_ms=None):
+def said(operation, series=DAILY, at_ms=NOW_MS, start_ms=None, next_ms=None):
     return lambda offset: Said(
         offset=offset,
         at_ms=at_ms,
         operation=operation,
         series=series,
-        due_ms=at_ms if due_ms is None else due_ms,
+        start_ms=at_ms if start_ms is None else start_ms,
         next_ms=next_ms,
     )
 
@@ -70,20 +73,40 @@ def test_what_is_defined_just_before_a_run_has_that_run(talk):
 
 
 def test_what_has_a_start_begins_then(talk):
-    assert talk.say(said(DEFINE, due_ms=SECOND, at_ms=SECOND)) == [(RUN, SECOND), (NEXT, THIRD)]
+    assert talk.say(said(DEFINE, start_ms=SECOND, at_ms=SECOND)) == [(RUN, SECOND), (NEXT, THIRD)]
 
 
 def test_what_has_a_start_comes_next_after_it_and_not_before(talk):
-    talk.say(said(DEFINE, due_ms=SECOND + 1))
-    series = talk.book.pages["nightly"].now
+    assert talk.say(said(DEFINE, start_ms=SECOND + 1)) == [(NEXT, THIRD)]
+    series = talk.book.find("nightly")
     assert series.next_ms(NOW_MS) == THIRD
     assert series.next_ms(THIRD + 1) == THIRD + 10 * MINUTE
 
 
+def test_what_comes_next_is_the_first_run_that_is_not_on_its_way(talk):
+    """A pause or a resume that is heard by then does not change those."""
+    talk.say(said(DEFINE))
+    series = talk.book.find("nightly")
+    assert series.next_ms(FIRST - LEAD_MS - 1) == FIRST
+    assert series.next_ms(FIRST - LEAD_MS) == SECOND
+
+
+def test_what_begins_later_is_known_at_once_and_may_be_paused_stopped_and_replaced(talk):
+    talk.say(said(DEFINE, start_ms=SECOND), said(PAUSE))
+    assert talk.book.find("nightly").is_paused
+    again = replace(DAILY, since="2-nightly")
+    assert talk.say(said(DEFINE, again, start_ms=THIRD)) == [(NEXT, THIRD)]
+    assert talk.say(ran(SECOND)) == []
+    talk.say(said(STOP))
+    assert talk.say(ran(THIRD, again)) == []
+    assert talk.book.all() == []
+
+
 def test_what_was_written_without_a_start_is_read(talk):
-    talk.say(said(DEFINE, due_ms=SECOND))
+    talk.say(said(DEFINE, start_ms=SECOND))
     written = json.loads(talk.book.pages["nightly"].encoded())
-    del written["now"]["start_ms"]
+    for name in ("start_ms", "ended_ms", "replaced"):
+        del written["now"][name]
     series = Page.decoded(json.dumps(written).encode()).now
     assert (series.start_ms, series.next_ms(NOW_MS)) == (0, FIRST)
 
@@ -99,7 +122,7 @@ def test_while_it_is_paused_runs_are_left_out(talk):
 def test_what_is_defined_anew_while_it_is_paused_stays_so(talk):
     talk.say(said(DEFINE))
     talk.say(said(PAUSE))
-    again = Series(name="nightly", since="2-nightly", topic="orders", cron=DAILY.cron)
+    again = replace(DAILY, since="2-nightly")
     assert talk.say(said(DEFINE, again, at_ms=FIRST - LEAD_MS - 1)) == [(NEXT, FIRST)]
     assert talk.say(ran(FIRST, again)) == [(NEXT, SECOND)]
     assert talk.say(said(RESUME)) == []
@@ -121,7 +144,7 @@ def test_what_is_stopped_comes_no_more(talk):
 
 
 def test_of_two_with_one_name_the_later_one_is_meant(talk):
-    other = Series(name="nightly", since="2-nightly", topic="orders", cron="*/20 * * * *")
+    other = replace(DAILY, since="2-nightly", cron="*/20 * * * *")
     talk.say(said(DEFINE))
     (kind, first_ms), *_ = talk.say(said(DEFINE, other))
     assert kind == NEXT
@@ -132,8 +155,122 @@ def test_of_two_with_one_name_the_later_one_is_meant(talk):
 def test_a_run_that_is_on_its_way_is_not_sent_again_by_who_defines_it_anew(talk):
     talk.say(said(DEFINE))
     assert talk.say(ran(FIRST)) == [(RUN, FIRST), (NEXT, SECOND)]
-    again = Series(name="nightly", since="2-nightly", topic="orders", cron=DAILY.cron)
+    again = replace(DAILY, since="2-nightly")
     assert talk.say(said(DEFINE, again, at_ms=FIRST - 5_000)) == [(NEXT, SECOND)]
+
+
+def test_a_run_that_is_on_its_way_is_not_sent_again_by_who_stops_it_and_defines_it_anew(talk):
+    talk.say(said(DEFINE))
+    assert talk.say(ran(FIRST)) == [(RUN, FIRST), (NEXT, SECOND)]
+    talk.say(said(STOP, at_ms=FIRST - 8_000))
+    again = replace(DAILY, since="2-nightly")
+    assert talk.say(said(DEFINE, again, at_ms=FIRST - 3_000)) == [(NEXT, SECOND)]
+
+
+def test_a_run_that_is_on_its_way_when_a_series_is_over_is_not_sent_again_by_the_next(talk):
+    talk.say(said(DEFINE, replace(DAILY, until=str(FIRST))))
+    assert talk.say(ran(FIRST)) == [(RUN, FIRST)]
+    again = replace(DAILY, since="2-nightly")
+    assert talk.say(said(DEFINE, again, at_ms=FIRST - 3_000)) == [(NEXT, SECOND)]
+
+
+#: When a series is defined anew whose first run was missed in an outage.
+ANEW_MS = FIRST + 5 * MINUTE
+
+
+@pytest.mark.parametrize("misfire", list(Misfire))
+def test_a_run_that_was_missed_comes_also_when_its_series_was_sent_anew_before(talk, misfire):
+    was = replace(DAILY, misfire=misfire)
+    again = replace(was, since="2-nightly")
+    talk.say(said(DEFINE, was))
+    assert talk.say(said(DEFINE, again, at_ms=ANEW_MS)) == [(NEXT, SECOND)]
+    come = [] if misfire is Misfire.SKIP else [(RUN, FIRST)]
+    late = said(NEXT, was, at_ms=ANEW_MS + 2_000, next_ms=FIRST)
+    assert talk.say(late) == talk.say_again() == come
+    # Once is enough, should it be there twice.
+    assert talk.say(late) == []
+    assert talk.say(ran(SECOND, again)) == [(RUN, SECOND), (NEXT, THIRD)]
+
+
+def test_of_many_that_were_sent_anew_at_once_the_one_that_missed_a_run_is_remembered(talk):
+    """As where each of a service's processes sends its series when it starts."""
+    talk.say(said(DEFINE))
+    for number in range(100):
+        again = replace(DAILY, since=f"{number}-again")
+        talk.say(said(DEFINE, again, at_ms=ANEW_MS + number))
+    assert talk.say(said(NEXT, at_ms=ANEW_MS + 2_000, next_ms=FIRST)) == [(RUN, FIRST)]
+    assert talk.say(ran(SECOND, replace(DAILY, since="98-again"))) == []
+    assert talk.say(ran(SECOND, again)) == [(RUN, SECOND), (NEXT, THIRD)]
+
+
+def test_what_one_has_missed_that_was_replaced_ends_where_the_runs_of_the_other_begin(talk):
+    was = replace(DAILY, cron="* * * * *", misfire="all")
+    again = replace(was, since="2-nightly")
+    talk.say(said(DEFINE, was))
+    first_ms = NOW_MS - NOW_MS % MINUTE + MINUTE
+    talk.say(said(DEFINE, again, at_ms=ANEW_MS))
+    late = talk.say(said(NEXT, was, at_ms=ANEW_MS + MINUTE, next_ms=first_ms))
+    after = talk.say(said(NEXT, again, at_ms=ANEW_MS + 3 * MINUTE, next_ms=ANEW_MS + MINUTE))
+    runs_ms = [run_ms for kind, run_ms in late + after if kind == RUN]
+    assert runs_ms == list(range(first_ms, ANEW_MS + 3 * MINUTE + 1, MINUTE))
+
+
+def test_one_that_was_stopped_has_missed_nothing(talk):
+    talk.say(said(DEFINE), said(STOP, at_ms=ANEW_MS))
+    again = replace(DAILY, since="2-nightly")
+    talk.say(said(DEFINE, again, at_ms=ANEW_MS + MINUTE))
+    assert talk.say(said(NEXT, at_ms=ANEW_MS + MINUTE, next_ms=FIRST)) == []
+
+
+OTHER = replace(DAILY, name="other", since="1-other")
+
+
+@pytest.mark.parametrize(
+    "end", [said(STOP, at_ms=FIRST - LEAD_MS), ran(FIRST)], ids=["stopped", "over"]
+)
+def test_of_a_series_that_was_stopped_or_is_over_nothing_is_left_in_a_later_batch(talk, end):
+    talk.say(said(DEFINE, replace(DAILY, until=str(FIRST))))
+    talk.say(end)
+    assert talk.book.all() == []
+    # Its last run may be on its way.
+    talk.say(said(DEFINE, OTHER, at_ms=FIRST))
+    assert "nightly" in talk.book.pages
+    talk.say(said(PAUSE, OTHER, at_ms=FIRST + 1))
+    assert talk.pages["nightly"] is None
+    assert list(talk.book.pages) == ["other"]
+    assert talk.say_again() == []
+
+
+def test_what_is_over_at_once_sends_its_runs_and_is_not_listed(talk):
+    over = replace(DAILY, until=str(FIRST))
+    assert talk.say(said(DEFINE, over, at_ms=FIRST, start_ms=NOW_MS)) == [(RUN, FIRST)]
+    assert talk.book.all() == []
+
+
+def test_a_series_whose_zone_is_not_known_here_is_looked_at_again_and_loses_no_run(talk):
+    unknown = replace(DAILY, zone="Mars/Olympus")
+    talk.book.note({"nightly": Page(unknown)})
+    assert talk.say(ran(FIRST)) == [(NEXT, FIRST)]
+    (again,) = talk.outcomes
+    assert (again.reason, again.due_ms) == ("bad-zone", FIRST - LEAD_MS + AGAIN_MS)
+    assert talk.book.find("nightly").next_ms(NOW_MS) is None
+    # On another machine.
+    talk.book.note({"nightly": Page(DAILY)})
+    assert talk.say(said(NEXT, at_ms=again.due_ms, next_ms=FIRST)) == [(RUN, FIRST), (NEXT, SECOND)]
+
+
+def test_a_batch_of_many_that_missed_much_leads_to_no_more_runs_than_the_driver_can_make(
+    talk, monkeypatch
+):
+    monkeypatch.setattr(hearing, "BATCH_RUNS", 1_000)
+    count, at_ms = 200, FIRST + 30 * 24 * 60 * MINUTE
+    many = [
+        replace(DAILY, name=f"n{each}", since=f"{each}", misfire="all") for each in range(count)
+    ]
+    talk.book.note({each.name: Page(each) for each in many})
+    batch = [said(NEXT, each, at_ms=at_ms, next_ms=FIRST) for each in many]
+    kinds = [kind for kind, _ in talk.say(*batch)]
+    assert (kinds.count(RUN), kinds.count(NEXT)) == (1_000, count)
 
 
 @pytest.mark.parametrize("operation", [PAUSE, STOP])
@@ -155,6 +292,7 @@ def test_a_definition_that_is_heard_again_leads_to_the_same(talk):
     ("wrong", "reason"),
     [
         ({"cron": "daily"}, "bad-cron"),
+        ({"cron": "9" * 5_000 + " * * * *"}, "bad-cron"),
         ({"zone": "Mars"}, "bad-zone"),
         ({"until": "1"}, "bad-cron"),
         ({"misfire": "?"}, "bad-cron"),
@@ -163,13 +301,13 @@ def test_a_definition_that_is_heard_again_leads_to_the_same(talk):
 def test_what_cannot_be_defined_is_refused_and_changes_nothing(talk, wrong, reason):
     talk.say(said(DEFINE))
     bad = Series(name="nightly", since="2-nightly", topic="orders", **({"cron": "@daily"} | wrong))
-    outcomes, pages = talk.book.heard([said(DEFINE, bad)(7)])
+    outcomes, pages = heard(talk.book, [said(DEFINE, bad)(7)])
     assert [(each.kind, each.offset, each.reason) for each in outcomes] == [(REFUSED, 7, reason)]
     assert pages == {}
 
 
 def test_what_is_none_of_ours_is_refused(talk):
     nobody = Series(name="", since="", topic="", cron="")
-    outcomes, pages = talk.book.heard([said(None, nobody)(3)])
+    outcomes, pages = heard(talk.book, [said(None, nobody)(3)])
     assert [(each.kind, each.reason) for each in outcomes] == [(REFUSED, "unreadable")]
     assert pages == {}

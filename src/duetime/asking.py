@@ -8,7 +8,7 @@ from duetime.config import Settings
 from duetime.errors import InvalidMessage, KafkaError, Reason, UnknownMessage
 from duetime.message import PAUSE, RESUME, SERIES_PATTERN, STOP
 from duetime.recurring import asked_of_series
-from duetime.series import Series, read_book
+from duetime.series import Series, Watched, read_book
 
 #: How long a pipeline may take to hear what is asked, in seconds.
 HEARD_S = 15.0
@@ -19,15 +19,14 @@ LOOK_S = 0.2
 
 def all_series(settings: Settings) -> list[Series]:
     """All of them, by name. Raises KafkaError."""
-    pages = read_book(settings).pages.values()
-    return sorted((each.now for each in pages if each.now), key=lambda each: each.name)
+    return read_book(settings).all()
 
 
 def find_series(name: str, settings: Settings) -> Series:
     """The one with this name. Raises UnknownMessage, KafkaError, InvalidMessage (bad-id)."""
     if not re.match(SERIES_PATTERN, name):
         raise InvalidMessage(Reason.BAD_ID, f"{name!r} is no name of a series, its due-id")
-    series = _now(name, settings)
+    series = read_book(settings).find(name)
     if series is None:
         raise unknown_series(name)
     return series
@@ -35,7 +34,7 @@ def find_series(name: str, settings: Settings) -> Series:
 
 def unknown_series(name: str) -> UnknownMessage:
     """What is to be said of a series that is none, or not for who asks."""
-    return UnknownMessage(f"no series is called {name}, or it was stopped")
+    return UnknownMessage(f"no series is called {name}, or it is over, or it was stopped")
 
 
 def ask(series: Series, operation: str, settings: Settings) -> Series | None:
@@ -48,20 +47,16 @@ def ask(series: Series, operation: str, settings: Settings) -> Series | None:
     with Producer(settings) as producer:
         producer.send(asked_of_series(name, operation, settings))
     until_s = time.monotonic() + HEARD_S
-    while time.monotonic() < until_s:
-        now = _now(name, settings)
-        if _is_so(now, operation):
-            return now
-        time.sleep(LOOK_S)
+    with Watched(settings) as watched:
+        while time.monotonic() < until_s:
+            now = watched.now().find(name)
+            if _is_so(now, operation):
+                return now
+            time.sleep(LOOK_S)
     raise KafkaError(
         f"it was sent, but no pipeline has heard to {operation} {name} within {HEARD_S:.0f} s: is "
         "one running? duetime status tells"
     )
-
-
-def _now(name: str, settings: Settings) -> Series | None:
-    page = read_book(settings).pages.get(name)
-    return page.now if page else None
 
 
 def _is_so(series: Series | None, operation: str) -> bool:

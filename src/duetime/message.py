@@ -33,12 +33,15 @@ DUE_MISFIRE = "due-misfire"
 #: What a sender says of when it comes again.
 RECURRENCE = (DUE_CRON, DUE_ZONE, DUE_UNTIL, DUE_MISFIRE)
 
+#: The longest that each of these may be, in characters: all that cron counts, one by one, is 356.
+LONGEST_SAID = 500
+
 # Headers of what is sent to the recurring topic.
 #: What a series is called: the unique part of its runs' ids.
 DUE_SERIES = "due-series"
 #: The id under which the series was taken in: of two with one name, the later one is meant.
 SERIES_SINCE = "due-series-since"
-#: The run that is to be sent on its way, epoch ms.
+#: The run that is to be sent on its way, epoch ms; where a series is asked for, when it begins.
 SERIES_NEXT = "due-series-next"
 SERIES_TOPIC = "due-series-topic"
 SERIES_PARTITION = "due-series-partition"

@@ -17,7 +17,15 @@ from cronsim import CronSim, CronSimError
 
 from duetime.clock import instant_ms
 from duetime.errors import InvalidMessage, Reason
-from duetime.message import DUE_CRON, DUE_MISFIRE, DUE_UNTIL, DUE_ZONE, LATEST_MS
+from duetime.message import (
+    DUE_CRON,
+    DUE_MISFIRE,
+    DUE_UNTIL,
+    DUE_ZONE,
+    LATEST_MS,
+    LONGEST_SAID,
+    RECURRENCE,
+)
 
 #: What cron's own names stand for.
 ALIASES = {
@@ -49,7 +57,7 @@ class Misfire(StrEnum):
     """What becomes of runs that could not be sent in time, because no pipeline ran."""
 
     SKIP = "skip"
-    #: One run for all of them, the latest.
+    #: One run for all that are due by then: the latest.
     ONCE = "once"
     ALL = "all"
 
@@ -62,12 +70,14 @@ class Cron:
     zone: str = "UTC"
 
     def __post_init__(self) -> None:
+        _check_lengths({DUE_CRON: self.expression, DUE_ZONE: self.zone})
         fields = _fields(self.expression)
         if len(fields.split()) != FIELDS:
             raise _bad_cron(self.expression)
+        now = datetime.now(tz=_zone(self.zone))
         try:
-            CronSim(fields, datetime.now(tz=_zone(self.zone)))
-        except CronSimError as error:
+            CronSim(fields, now)
+        except (CronSimError, ValueError) as error:
             raise _bad_cron(self.expression) from error
 
     def after(self, instant_ms: int) -> int | None:
@@ -134,6 +144,7 @@ class Recurrence:
     @classmethod
     def parse(cls, texts: Mapping[str, str | None]) -> "Recurrence":
         """Of the headers of those names. Raises InvalidMessage (bad-cron, bad-zone)."""
+        _check_lengths(texts)
         cron = Cron(texts.get(DUE_CRON) or "", texts.get(DUE_ZONE) or "UTC")
         until, misfire = texts.get(DUE_UNTIL), texts.get(DUE_MISFIRE) or Misfire.ONCE
         if until is not None and not (until.isascii() and until.isdigit() and len(until) <= 18):
@@ -157,8 +168,8 @@ class Recurrence:
         """The first run at an instant or later, epoch ms; None where there is none."""
         return self._in_time(self.cron.after(from_ms - 1))
 
-    def runs(self, next_ms: int, now_ms: int) -> Runs:
-        """What is to be sent by now, from the next run on.
+    def runs(self, next_ms: int, now_ms: int, most: int = MOST) -> Runs:
+        """What is to be sent by now, from the next run on, and at most so many.
 
         Where that was missed, the policy says what becomes of it, and of what follows it.
         """
@@ -166,7 +177,7 @@ class Recurrence:
         if next_ms < now_ms - GRACE_MS:
             run_ms = self._after_missed(next_ms, now_ms)
         due_ms = list[int]()
-        while run_ms is not None and run_ms <= now_ms + LEAD_MS and len(due_ms) < MOST:
+        while run_ms is not None and run_ms <= now_ms + LEAD_MS and len(due_ms) < most:
             due_ms.append(run_ms)
             run_ms = self._in_time(self.cron.after(run_ms))
         return Runs(due_ms, run_ms)
@@ -181,6 +192,15 @@ class Recurrence:
 
     def _in_time(self, run_ms: int | None) -> int | None:
         return run_ms if run_ms is not None and run_ms <= self.until_ms else None
+
+
+def _check_lengths(texts: Mapping[str, str | None]) -> None:
+    # Longer ones would be told, and kept, at that length.
+    for name in RECURRENCE:
+        if len(texts.get(name) or "") > LONGEST_SAID:
+            raise InvalidMessage(
+                Reason.BAD_CRON, f"{name} is too long: write {LONGEST_SAID} characters at most"
+            )
 
 
 def _fields(expression: str) -> str:

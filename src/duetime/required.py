@@ -32,6 +32,9 @@ DAY_MS = 24 * 3_600_000
 #: An hour: what is not taken in within its retention is lost, and a pipeline may be down a while.
 LEAST_INTAKE_RETENTION_MS = 3_600_000
 
+#: More than a series is large in the topic of all, with what it was before, whatever is in it.
+SERIES_BYTES = 2 * OVERHEAD_BYTES
+
 #: Stamped by the broker on append, because something counts from there.
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 
@@ -220,9 +223,16 @@ def _kept_topic(name: str, settings: Settings, *, only_copy: bool = False) -> To
 
 
 def _series_topic(name: str) -> Topic:
-    """The present state of each series, by its name."""
+    """The present state of each series, by its name: without what is in it, so never large."""
     latest = {"cleanup.policy": "compact"}
-    return Topic(name=name, partitions=1, exact=True, settings=latest, required=latest)
+    return Topic(
+        name=name,
+        partitions=1,
+        exact=True,
+        settings=latest | {"max.message.bytes": str(SERIES_BYTES)},
+        required=latest,
+        least_bytes=SERIES_BYTES,
+    )
 
 
 def _warmup_topic(name: str) -> Topic:

@@ -1,19 +1,20 @@
 """The series of messages that come again, as a compacted topic has them: by name, as they are now.
 
-What is said of a series, and when its next run is due, comes as records of one partition, in the
-order in which it is to be heard. `Book` follows them, and says of each record what it leads to.
-Times are the records' own, so whoever hears the same again says the same again.
+A page of it is what is known of one name; `hearing` says what is written there.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 from duetime.config import Settings
-from duetime.errors import InvalidMessage, Reason
-from duetime.message import DEFINE, NEXT, OF_SERIES, PAUSE, RECURRENCE, STOP
+from duetime.errors import InvalidMessage
+from duetime.message import LATEST_MS, RECURRENCE
 from duetime.recurrence import LEAD_MS, Recurrence
-from duetime.stores.offsets import whole
+from duetime.stores import OffsetRange
+from duetime.stores.offsets import Offsets
 from duetime.stores.records import RangeReader
 from duetime.topics import TopicNames
 
@@ -36,6 +37,10 @@ class Series:
     is_paused: bool = False
     #: It begins then, epoch ms; 0 where whoever wrote it down did not say.
     start_ms: int = 0
+    #: When it was stopped, or over, epoch ms; None while it goes on.
+    ended_ms: int | None = None
+    #: Those whose place it took that may come back: their `since`, and when that was, epoch ms.
+    replaced: tuple[tuple[str, int], ...] = ()
 
     @property
     def recurrence(self) -> Recurrence:
@@ -43,42 +48,23 @@ class Series:
         texts = (self.cron, self.zone, self.until, self.misfire)
         return Recurrence.parse(dict(zip(RECURRENCE, texts, strict=True)))
 
+    @property
+    def until_ms(self) -> int | None:
+        """No run is later than this, epoch ms; None where it has no end."""
+        until_ms = int(self.until) if self.until else LATEST_MS
+        return until_ms if until_ms < LATEST_MS else None
+
     def next_ms(self, now_ms: int) -> int | None:
-        """When it comes next, epoch ms; None where it is paused, or over."""
-        return None if self.is_paused else self.recurrence.first(max(now_ms, self.start_ms))
+        """The next run that is not on its way yet, epoch ms; None where it is paused, or over.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """A record of the recurring topic, without what is to be sent."""
-
-    offset: int
-    #: When it came there, epoch ms.
-    at_ms: int
-    #: DEFINE, NEXT, or one of OF_SERIES; None of what is none of duetime's.
-    operation: str | None
-    #: The series as it is defined, of a definition; of others its name and `since` count.
-    series: Series
-    #: When a definition is due: its series begins then; epoch ms.
-    due_ms: int
-    #: The run that is to be sent on its way, epoch ms; of NEXT alone.
-    next_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a record leads to: a run, another look, or a refusal."""
-
-    offset: int
-    #: RUN, NEXT or REFUSED.
-    kind: str
-    #: The run, epoch ms; 0 of a refusal.
-    run_ms: int = 0
-    reason: str = ""
-    detail: str = ""
-
-
-RUN, REFUSED = "run", "refused"
+        And where its zone is not known on this machine.
+        """
+        if self.is_paused:
+            return None
+        try:
+            return self.recurrence.first(max(now_ms + LEAD_MS + 1, self.start_ms))
+        except InvalidMessage:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +84,13 @@ class Page:
     def decoded(cls, text: bytes) -> "Page":
         """What `encoded` gave."""
         found = json.loads(text)
-        now, before = (Series(**each) if each else None for each in (found["now"], found["before"]))
+        now, before = (_series(each) if each else None for each in (found["now"], found["before"]))
         return cls(now, before, found["batch"])
+
+    def is_over(self, at_ms: int) -> bool:
+        """Whether it is of no more use: whatever has its name comes when its last run has come."""
+        ended_ms = self.now.ended_ms if self.now else 0
+        return ended_ms is not None and ended_ms + LEAD_MS < at_ms
 
 
 @dataclass(slots=True)
@@ -108,85 +99,57 @@ class Book:
 
     pages: dict[str, Page] = field(default_factory=dict)
 
-    def heard(self, batch: Iterable[Said]) -> tuple[list[Outcome], dict[str, Page]]:
-        """What the records of a batch lead to, in order, and the pages that they change.
+    def all(self) -> list[Series]:
+        """Those that go on, by name."""
+        return [each for name in sorted(self.pages) if (each := self.find(name))]
 
-        Nothing is changed here: see `note`.
-        """
-        said = sorted(batch, key=lambda each: each.offset)
-        first = said[0].offset if said else -1
-        before, now = dict[str, Series | None](), dict[str, Series | None]()
-        outcomes = list[Outcome]()
-        for each in said:
-            name = each.series.name
-            if name not in before:
-                before[name] = now[name] = self._before(name, first)
-            now[name] = _after(each, now[name], outcomes)
-        changed = {name for name, series in now.items() if series != before[name]}
-        return outcomes, {name: Page(now[name], before[name], first) for name in changed}
-
-    def note(self, pages: Mapping[str, Page]) -> None:
-        """Keep these, once they are written down."""
-        self.pages |= pages
-
-    def _before(self, name: str, batch: int) -> Series | None:
+    def find(self, name: str) -> Series | None:
+        """The one with this name; None where there is none, or it was stopped, or is over."""
         page = self.pages.get(name)
-        if page is None:
-            return None
-        return page.before if page.batch == batch else page.now
+        return page.now if page and page.now and page.now.ended_ms is None else None
+
+    def note(self, pages: Mapping[str, Page | None]) -> None:
+        """Keep these, once they are written down."""
+        for name, page in pages.items():
+            if page:
+                self.pages[name] = page
+            else:
+                self.pages.pop(name, None)
+
+
+class Watched:
+    """The book, as the topic has it from time to time. Holds connections: close it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._place = TopicNames(settings).series, 0
+        self._open = ExitStack()
+        offsets = Offsets(settings, f"{settings.namespace}.reader")
+        self._offsets = self._open.enter_context(closing(offsets))
+        self._reader = self._open.enter_context(RangeReader(settings))
+        self._book, self._read = Book(), 0
+
+    def now(self) -> Book:
+        """As it is now: only what is new is read. Raises KafkaError."""
+        end = self._offsets.ends([self._place])[self._place]
+        for record in self._reader.records([OffsetRange(*self._place, self._read, end)]):
+            name, value = (record.key() or b"").decode(), record.value()
+            self._book.note({name: None if value is None else Page.decoded(value)})
+        self._read = end
+        return self._book
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
 
 
 def read_book(settings: Settings) -> Book:
     """The book as the topic has it now. Raises KafkaError."""
-    pages = dict[str, Page]()
-    with RangeReader(settings) as reader:
-        for record in reader.records([whole(settings, TopicNames(settings).series)]):
-            if (value := record.value()) is not None:
-                pages[(record.key() or b"").decode()] = Page.decoded(value)
-    return Book(pages)
+    with Watched(settings) as watched:
+        return watched.now()
 
 
-def _after(said: Said, series: Series | None, outcomes: list[Outcome]) -> Series | None:
-    """The series after this was said; what follows from it is added to the outcomes."""
-    if said.operation == DEFINE:
-        return _defined(said, series, outcomes)
-    if said.operation == NEXT:
-        # What was defined anew or stopped meanwhile has another next one, or none.
-        if series and series.since == said.series.since and said.next_ms is not None:
-            outcomes += _runs(said, series, said.next_ms)
-        return series
-    if said.operation not in OF_SERIES:
-        detail = "no record of a series: who wrote it?"
-        outcomes.append(Outcome(said.offset, REFUSED, 0, Reason.UNREADABLE, detail))
-        return series
-    if series is None or said.operation == STOP:
-        return None
-    return replace(series, is_paused=said.operation == PAUSE)
-
-
-def _defined(said: Said, was: Series | None, outcomes: list[Outcome]) -> Series | None:
-    # A pause is its operator's: whoever sends the series once more does not end it.
-    is_paused = was is not None and was.is_paused
-    new = replace(said.series, start_ms=said.due_ms, is_paused=is_paused)
-    # The runs up to there are on their way, as they were said before.
-    from_ms = max(said.due_ms, said.at_ms + LEAD_MS + 1) if was else said.due_ms
-    try:
-        first_ms = new.recurrence.first(from_ms)
-    except InvalidMessage as error:
-        outcomes.append(Outcome(said.offset, REFUSED, 0, error.reason, error.detail))
-        return was
-    if first_ms is None:
-        detail = f"{new.cron!r} never comes before its end, or at all: nothing is to be sent"
-        outcomes.append(Outcome(said.offset, REFUSED, 0, Reason.BAD_CRON, detail))
-        return was
-    outcomes += _runs(said, new, first_ms)
-    return new
-
-
-def _runs(said: Said, series: Series, next_ms: int) -> Iterator[Outcome]:
-    runs = series.recurrence.runs(next_ms, said.at_ms)
-    if not series.is_paused:
-        for run_ms in runs.due_ms:
-            yield Outcome(said.offset, RUN, run_ms)
-    if runs.next_ms is not None:
-        yield Outcome(said.offset, NEXT, runs.next_ms)
+def _series(written: dict[str, Any]) -> Series:
+    replaced = tuple((since, at_ms) for since, at_ms in written.get("replaced", ()))
+    return Series(**written | {"replaced": replaced})

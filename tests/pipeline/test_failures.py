@@ -1,15 +1,24 @@
-"""What becomes of a record of the failed topic, without a broker."""
+"""What becomes of a record of the failed topic; and of one that is read once more."""
 
 from datetime import UTC, datetime
 
 import pytest
+from confluent_kafka import Producer
 from tests.conftest import RECORD
 
+from duetime.client import Producer as Client
+from duetime.clock import SystemClock
 from duetime.config import Settings
-from duetime.message import WAITING_HEADERS
-from duetime.pipeline.failures import judged
+from duetime.connection import librdkafka_properties
+from duetime.message import STATE, WAITING_HEADERS, MessageId
+from duetime.outgoing import cancelled
+from duetime.pipeline.failures import failures, judged
 from duetime.pipeline.jvm import jvm
+from duetime.pipeline.kafka import read_ranges
 from duetime.pipeline.progress import progress
+from duetime.pipeline.written import Written
+from duetime.stores import OffsetRange
+from duetime.stores.offsets import Offsets
 from duetime.topics import TopicNames
 
 pytestmark = pytest.mark.system
@@ -20,13 +29,18 @@ NAMES = TopicNames(SETTINGS)
 TOPIC = "orders"
 
 
-def failed(reason, state):
-    """The record of a message that waited with this state."""
-    values = {"due-topic": TOPIC, "due-state": state, "due-at-ms": "17", "due-id": "000000000011-m"}
+def headers_of_failed(reason, state, identity="000000000011-m", to=TOPIC):
+    """Those of a message that waited with this state."""
+    values = {"due-topic": to, "due-state": state, "due-at-ms": "17", "due-id": identity}
     own = [(name, values.get(name)) for name in WAITING_HEADERS]
     headers = [*own, ("a", "b"), ("due-error", reason), ("due-error-detail", "so it is")]
-    as_bytes = [(name, value and value.encode()) for name, value in headers]
-    return NAMES.failed, 0, 5, datetime.now(UTC), b"k", b"x", as_bytes
+    return [(name, value and value.encode()) for name, value in headers]
+
+
+def failed(reason, state):
+    """The record of such a message."""
+    headers = headers_of_failed(reason, state)
+    return NAMES.failed, 0, 5, datetime.now(UTC), b"k", b"x", headers
 
 
 @pytest.fixture
@@ -67,3 +81,89 @@ def test_where_it_is_not_there_yet_it_waits_for_a_retry(spark, known):
     assert row.topic.startswith(f"{SETTINGS.namespace}.wheel.")
     (attempts,) = {one.value.split(b":")[3] for one in row.headers if one.key == "due-state"}
     assert attempts == b"1"
+
+
+class Failing:
+    """The failed topic of a broker, and a query that reads it without its checkpoint."""
+
+    def __init__(self, spark, settings):
+        self._spark, self.settings, self.names = spark, settings, TopicNames(settings)
+        self._offsets = Offsets(settings, "failing")
+        self._written = Written(spark, settings)
+        self._producer = Producer(librdkafka_properties(settings))
+        self.to = f"to_{settings.namespace}"
+
+    def append(self, topic, headers):
+        self._producer.produce(topic, b"x", partition=0, headers=headers)
+        assert self._producer.flush(30) == 0
+
+    def fail(self, identity):
+        headers = headers_of_failed("no-such-partition", "1", identity, self.to)
+        self.append(self.names.failed, headers)
+
+    def query(self, begun_ms):
+        """Handles each record as a batch of its own; gives how many are tried again."""
+        handle = failures(self.settings, {}, self._written, begun_ms)
+        before = self._tried_again()
+        for number, record in enumerate(self._records()):
+            handle(record, number)
+        return self._tried_again() - before
+
+    def retries_ms(self):
+        """When each is tried again."""
+        rows = [judged(each, self.settings).first() for each in self._records()]
+        states = [{one.key: one.value for one in row.headers}["due-state"] for row in rows]
+        return [int(each.split(b":")[STATE.index("retry")]) for each in states]
+
+    def _records(self):
+        place = self.names.failed, 0
+        for number in range(self._offsets.ends([place])[place]):
+            one = OffsetRange(*place, number, number + 1)
+            yield read_ranges(self._spark, self.settings, [one])
+
+    def _tried_again(self):
+        levels = range(self.settings.wheel_levels)
+        topics = [self.names.lanes, self.names.dead, *map(self.names.wheel, levels)]
+        return sum(self._offsets.appended(topics).values())
+
+    def close(self):
+        self._offsets.close()
+        self._written.close()
+
+
+@pytest.fixture
+def failing(spark, settings, topics):  # noqa: ARG001 (the topics must be there)
+    slow = {"retry_backoff_ms": 600_000, "retry_backoff_max_ms": 600_000}
+    found = Failing(spark, settings.model_copy(update=slow))
+    yield found
+    found.close()
+
+
+IDS = [f"{17:012x}-{name}" for name in "abc"]
+
+
+def test_without_its_checkpoint_each_batch_of_what_was_there_leaves_out_what_has_gone_on(failing):
+    for each in IDS:
+        failing.fail(each)
+    # Two of them were delivered by a retry, or could not be: those are in no slot any more.
+    failing.append(failing.to, [("due-at-ms", "17"), ("due-id", IDS[1])])
+    failing.append(failing.names.dead, [("due-topic", failing.to), ("due-id", IDS[2])])
+    begun_ms = SystemClock().now_ms()
+    assert failing.query(begun_ms) == 1
+    # What waits for its retry by now does so once.
+    assert failing.query(begun_ms) == 0
+    # After the first batch nobody has seen what came later.
+    assert failing.query(begun_ms - 3_600_000) == 2
+
+
+def test_a_retry_that_was_cancelled_and_taken_up_before_its_batch_was_committed_is_none(failing):
+    for each in IDS:
+        failing.fail(each)
+    with Client(failing.settings) as client:
+        # Of the last, another one was cancelled.
+        for identity, retry_ms, later_ms in zip(
+            IDS[1:], failing.retries_ms()[1:], (0, 1), strict=True
+        ):
+            retry = MessageId.parse(identity), failing.settings, retry_ms + later_ms
+            client.send(cancelled(*retry))
+    assert failing.query(SystemClock().now_ms()) == 2

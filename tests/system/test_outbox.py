@@ -16,6 +16,7 @@ from tests.system.conftest import (
     now_ms,
     scraped,
 )
+from tests.system.test_recurring import every_minute
 
 from duetime.admin import create_topics
 from duetime.bench.crash import pipeline_process
@@ -168,6 +169,16 @@ def by_window(arrived):
     """Ids window by window: each is in order by itself, and a late one may be overtaken."""
     wheel = Wheel()
     return [each.id for each in sorted(arrived, key=lambda each: wheel.number(0, each.due_ms))]
+
+
+@pytest.mark.usefixtures("running")
+def test_a_series_comes_on_the_other_cluster(live, abroad):
+    topic = abroad.topic()
+    ids = every_minute(live, topic, "abroad", ago=3, cluster="far")
+    arrived = abroad.inbox(topic).take(len(ids))
+    assert {each.id for each in arrived} == ids
+    assert {each.value for each in arrived} == {b"\x00v"}
+    assert topic not in live.admin.list_topics(timeout=10).topics
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Messages that come again: each run once, through the whole pipeline."""
 
+import json
 import uuid
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
@@ -13,7 +14,10 @@ from tests.system.conftest import PATIENCE_S, now_ms
 from duetime import asking
 from duetime.api.address import url
 from duetime.asking import all_series, find_series
+from duetime.cli import main
+from duetime.clock import format_instant, instant_ms
 from duetime.errors import UnknownMessage
+from duetime.message import DUE_SERIES
 from duetime.pipeline.faults import Point, armed
 from duetime.recurrence import LEAD_MS, Recurrence
 from duetime.series import read_book
@@ -53,10 +57,10 @@ def runs_since(start_ms, count):
     return [first_ms + number * MINUTE for number in range(count)]
 
 
-def every_minute(live, to, name, *, ago, for_ms=0):
+def every_minute(live, to, name, *, ago, for_ms=0, **more):
     """A series that began so many minutes ago and is over in so many ms; the ids of its runs."""
     until_ms = now_ms() + for_ms
-    start_ms = define(live, to, name, ago=ago, until=until_ms)
+    start_ms = define(live, to, name, ago=ago, until=until_ms, **more)
     count = until_ms // MINUTE - (start_ms - 1) // MINUTE
     return {f"{each:012x}-{name}" for each in runs_since(start_ms, count)}
 
@@ -87,8 +91,9 @@ def wait_for_runs_at(live, names, due_ms):
     eventually(lambda: found() == [due_ms] * len(names), found, PATIENCE_S)
 
 
-def test_runs_come_at_their_minutes_as_they_were_sent(live):
+def test_runs_come_at_their_minutes_as_they_were_sent_and_none_of_a_series_that_is_paused(live):
     topic = live.topic(partitions=3)
+    run_ms = paused_before_its_first_run(live, "paused.early")
     start_ms = define(live, topic, "minutely", ago=5, partition=2)
     # The last one is not due yet.
     arrived = live.inbox(topic).take(6)
@@ -101,7 +106,39 @@ def test_runs_come_at_their_minutes_as_they_were_sent(live):
         assert (each.key, each.value, each.partition) == (b"\xfek", b"\x00v", 2)
         assert each.headers[2:] == OWN
     ask(live, "minutely", "stop")
-    eventually(lambda: read_book(live.settings).pages["minutely"].now is None)
+    eventually(lambda: read_book(live.settings).find("minutely") is None)
+    # It goes on to its next run before this one is due: that would wait by then, and does not.
+    wait_for_runs_at(live, ["paused.early"], run_ms + MINUTE)
+    with closing(WheelReader(live.settings)) as reader:
+        waiting = {str(each.id) for each in reader.messages(now_ms())}
+    assert f"{run_ms:012x}-paused.early" not in waiting
+    assert not asking.ask(
+        find_series("paused.early", live.settings), "resume", live.settings
+    ).is_paused
+    ask(live, "paused.early", "stop")
+
+
+def paused_before_its_first_run(live, name):
+    """A series that is paused some seconds before its first run is on its way; when that is due."""
+    start_ms = define(live, live.topic(), name, **{"at-ms": now_ms() + 25_000})
+    eventually(lambda: read_book(live.settings).find(name))
+    assert asking.ask(find_series(name, live.settings), "pause", live.settings).is_paused
+    (run_ms,) = runs_since(start_ms, 1)
+    return run_ms
+
+
+def test_a_series_that_begins_later_is_known_at_once_and_may_be_stopped_before(live, sender):
+    name, begins = "begins.later", datetime.now(UTC) + timedelta(minutes=30)
+    each_minute = Recurrence.of("* * * * *")
+    sender.produce(live.topic(), "x", id=name, at=begins, recurrence=each_minute)
+    sender.flush()
+    eventually(lambda: read_book(live.settings).find(name))
+    series = find_series(name, live.settings)
+    first_ms = each_minute.first(instant_ms(begins))
+    assert series.next_ms(now_ms()) == first_ms
+    wait_for_runs_at(live, [name], first_ms)
+    assert asking.ask(series, "stop", live.settings) is None
+    assert name not in {each.name for each in all_series(live.settings)}
 
 
 def test_what_is_missed_before_a_series_is_known_is_made_up_for_as_its_policy_says(live, sender):
@@ -153,6 +190,49 @@ def test_a_series_is_paused_goes_on_and_is_stopped_by_its_name(live, sender):
 
 
 @pytest.fixture
+def duetime(live, capsys, monkeypatch):
+    monkeypatch.setenv("DUETIME_BOOTSTRAP", live.settings.bootstrap)
+    monkeypatch.setenv("DUETIME_NAMESPACE", live.settings.namespace)
+
+    def run(*arguments):
+        code = main(["recurring", *arguments])
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    return run
+
+
+def test_the_command_lists_shows_pauses_resumes_and_stops_series(live, sender, duetime):
+    name, topic = "by.command", live.topic()
+    weekly = Recurrence.of("0 9 * * 1", zone="Europe/Berlin", misfire="skip")
+    sender.produce(topic, "x", id=name, recurrence=weekly)
+    sender.flush()
+    eventually(lambda: read_book(live.settings).find(name))
+    next_ms = weekly.first(now_ms() + LEAD_MS)
+    told = {"name": name, "topic": topic, "cron": "0 9 * * 1", "zone": "Europe/Berlin"}
+    told |= {"misfire": "skip", "is_paused": False, "next_ms": next_ms}
+
+    def listed():
+        code, out = duetime("list", "--json")
+        assert code == 0
+        return [each for each in json.loads(out) if each["name"] == name]
+
+    (found,) = listed()
+    assert told.items() <= found.items()
+    assert {"ended_ms", "replaced"}.isdisjoint(found)
+    assert duetime("pause", name) == (0, f"paused: {name}\n")
+    assert "next     paused" in duetime("show", name)[1]
+    assert duetime("resume", name) == (0, f"resumed: {name}\n")
+    code, shown = duetime("show", name)
+    assert code == 0
+    assert "zone     Europe/Berlin" in shown
+    assert format_instant(next_ms) in shown
+    assert duetime("stop", name) == (0, f"stopped: {name}\n")
+    assert listed() == []
+    assert "or it was stopped" in duetime("show", name)[1]
+
+
+@pytest.fixture
 def api(live, tmp_path):
     settings = alike(live.settings, tmp_path)
     running = Running(settings)
@@ -196,7 +276,8 @@ def test_what_a_series_waits_as_is_no_message_to_be_listed_or_cancelled(live, ap
 def next_of(live, name):
     with closing(WheelReader(live.settings)) as reader:
         waiting = list(reader.messages(now_ms(), topic=live.names.recurring))
-    return next((each for each in waiting if each.id.unique.endswith(f"-{name}")), None)
+    own = DUE_SERIES, name.encode()
+    return next((each for each in waiting if own in each.headers), None)
 
 
 def found_in(response):
@@ -207,6 +288,8 @@ def found_in(response):
     ("wrong", "reason"),
     [
         ({"cron": "at noon"}, b"bad-cron"),
+        ({"cron": "9" * 5_000 + " * * * *"}, b"bad-cron"),
+        ({"at-ms": "soon"}, b"bad-due-time"),
         ({"zone": "Mars"}, b"bad-zone"),
         ({"until": "1"}, b"bad-cron"),
         ({"expires-ms": 1}, b"bad-expiry"),

@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr
 from tests.conftest import FROM_OUTSIDE, local_redis
 from tests.system.conftest import PATIENCE_S, Live, await_first_messages, fresh_settings
+from tests.system.test_recurring import MINUTE, every_minute
 from tests.system.test_restart import running
 
 from duetime.admin import create_topics
@@ -71,6 +72,13 @@ def example(live, pipeline):  # noqa: ARG001 (it must run)
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def series(live, pipeline):  # noqa: ARG001 (it must run)
+    """Where a series comes, and the ids of its runs: the last is due when others were tested."""
+    topic = live.topic()
+    return topic, every_minute(live, topic, "saved", ago=3, for_ms=MINUTE)
+
+
 @pytest.fixture
 def duetime(capsys, pipeline):  # noqa: ARG001 (it must run)
     def run(*arguments):
@@ -123,3 +131,10 @@ def test_the_black_box_example_is_told_in_time(example):
         f'billing  {{"invoice": {each}}}' for each in (1, 2, 3)
     }
     assert len(told.splitlines()) == 4
+
+
+def test_a_series_waits_in_redis_for_its_next_run(live, series):
+    topic, ids = series
+    arrived = live.inbox(topic).take(len(ids))
+    assert {each.id for each in arrived} == ids
+    assert min(each.late_ms for each in arrived) >= 0

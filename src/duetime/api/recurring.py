@@ -11,7 +11,8 @@ from duetime.api.models import Recurring, RecurringPage
 from duetime.api.tokens import Caller
 from duetime.asking import all_series, ask, find_series, unknown_series
 from duetime.clock import format_instant
-from duetime.message import LATEST_MS, PAUSE, RESUME, SERIES_PATTERN, STOP
+from duetime.message import PAUSE, RESUME, SERIES_PATTERN, STOP
+from duetime.recurrence import Misfire
 from duetime.series import Series
 
 router = APIRouter(prefix="/v1/recurring", tags=["recurring messages"], responses=may_be(401))
@@ -50,7 +51,7 @@ def pause(name: Name, desk: AtDesk, caller: ByCaller) -> Recurring:
 
 @router.post("/{name}/resume", responses=NAMED)
 def resume(name: Name, desk: AtDesk, caller: ByCaller) -> Recurring:
-    """Let it go on, with its next run."""
+    """Let it go on; a run that is due in less than 10 s was left out already."""
     return _asked(name, RESUME, desk, caller)
 
 
@@ -81,16 +82,15 @@ def _found(name: str, desk: Desk, caller: Caller) -> Series:
 
 
 def _shown(series: Series, desk: Desk) -> Recurring:
-    recurrence, next_ms = series.recurrence, series.next_ms(desk.clock.now_ms())
-    until_ms = None if recurrence.until_ms == LATEST_MS else recurrence.until_ms
+    next_ms = series.next_ms(desk.clock.now_ms())
     return Recurring(
         name=series.name,
         topic=series.topic,
         cron=series.cron,
-        zone=recurrence.cron.zone,
-        until=_text(until_ms),
-        until_ms=until_ms,
-        misfire=recurrence.misfire,
+        zone=series.zone or "UTC",
+        until=_text(series.until_ms),
+        until_ms=series.until_ms,
+        misfire=Misfire(series.misfire or Misfire.ONCE),
         partition=None if series.partition is None else int(series.partition),
         cluster=series.cluster,
         paused=series.is_paused,

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,23 +12,27 @@ from duetime.cli.display import console, facts, table, when
 from duetime.cli.options import Config, Json, Kafka
 from duetime.clock import SystemClock, format_instant
 from duetime.config import Settings
+from duetime.errors import InvalidMessage
 from duetime.message import PAUSE, RESUME, STOP
+from duetime.recurrence import Misfire
 from duetime.series import Series
 
 app = typer.Typer(
     no_args_is_help=True, help="Messages that come again: list them, pause, resume and stop them."
 )
 
+#: What is nothing to whoever asks about a series.
+BOOKKEEPING = ("ended_ms", "replaced")
+
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The id that it was sent with.")]
 
 
 @app.command("list")
 def list_(*, as_json: Json = False, kafka: Kafka = None, config: Config = None) -> None:
-    """All series, and when each comes next."""
+    """All series, and when each comes next: the first run that is more than 10 s away."""
     found, now_ms = all_series(connected(kafka, config)), SystemClock().now_ms()
     if as_json:
-        listed = [asdict(each) | {"next_ms": each.next_ms(now_ms)} for each in found]
-        typer.echo(json.dumps(listed))
+        typer.echo(json.dumps([_listed(each, now_ms) for each in found]))
         return
     if not found:
         typer.echo("no series")
@@ -55,7 +59,7 @@ def pause(name: Name, *, kafka: Kafka = None, config: Config = None) -> None:
 
 @app.command()
 def resume(name: Name, *, kafka: Kafka = None, config: Config = None) -> None:
-    """Let a series that was paused go on, with its next run."""
+    """Let a series that was paused go on. A run due in less than 10 s was left out already."""
     _ask(name, RESUME, connected(kafka, config))
     typer.echo(f"resumed: {name}")
 
@@ -71,23 +75,33 @@ def _ask(name: str, operation: str, settings: Settings) -> None:
     ask(find_series(name, settings), operation, settings)
 
 
+def _listed(series: Series, now_ms: int) -> dict[str, Any]:
+    told = {name: value for name, value in asdict(series).items() if name not in BOOKKEEPING}
+    return told | {"next_ms": series.next_ms(now_ms)}
+
+
 def _next(series: Series, now_ms: int) -> str:
     if series.is_paused:
         return "paused"
+    try:
+        _ = series.recurrence
+    except InvalidMessage as error:
+        # With other time zones than those of the machine where it was taken in.
+        return error.reason
     next_ms = series.next_ms(now_ms)
     return "over" if next_ms is None else format_instant(next_ms)
 
 
 def _facts(series: Series, now_ms: int) -> list[tuple[str, str]]:
-    next_ms, recurrence = series.next_ms(now_ms), series.recurrence
+    next_ms, until_ms = series.next_ms(now_ms), series.until_ms
     said = {
         "name": series.name,
         "topic": series.topic,
         "cron": series.cron,
-        "zone": recurrence.cron.zone,
+        "zone": series.zone or "UTC",
         "next": _next(series, now_ms) if next_ms is None else when(next_ms, now_ms),
-        "until": series.until and when(recurrence.until_ms, now_ms),
-        "misfire": recurrence.misfire,
+        "until": until_ms and when(until_ms, now_ms),
+        "misfire": series.misfire or Misfire.ONCE,
         "partition": series.partition,
         "cluster": series.cluster,
     }

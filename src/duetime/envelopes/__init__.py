@@ -38,7 +38,7 @@ class Canonical:
 
     #: string: the destination; null for a cancel.
     topic: Column
-    #: bigint: the instant it is due, epoch ms.
+    #: bigint: the instant it is due, epoch ms; of a series, when it begins.
     due_ms: Column
     #: string: the sender's own id; null where there is none.
     unique: Column

@@ -34,18 +34,19 @@ def native() -> Canonical:
     Source: docs/contracts.md.
     """
     again = is_series()
-    headers = F.when(again, definition()).otherwise(without(record_headers(), ADDRESS))
     at_ms, in_ms = whole_number(named(DUE_AT_MS)), whole_number(named(DUE_IN_MS))
+    asked_ms = F.coalesce(at_ms, record_timestamp_ms() + in_ms)
+    untimed = named(DUE_AT_MS).isNull() & named(DUE_IN_MS).isNull()
+    headers = F.when(again, definition(asked_ms)).otherwise(without(record_headers(), ADDRESS))
     return Canonical(
         topic=named(DUE_TOPIC),
         partition=named(DUE_PARTITION),
         cluster=named(DUE_CLUSTER),
         expires_ms=whole_number(named(DUE_EXPIRES_MS)),
         # A series begins at once, unless it has a time.
-        due_ms=F.coalesce(
-            at_ms, record_timestamp_ms() + in_ms, F.when(again, record_timestamp_ms())
-        ),
-        unique=named(DUE_ID),
+        due_ms=F.coalesce(asked_ms, F.when(again & untimed, record_timestamp_ms())),
+        # What asks for a series is no message of its name: each is heard.
+        unique=F.when(~again, named(DUE_ID)),
         key=F.col("key"),
         value=F.col("value"),
         headers=headers,
@@ -57,7 +58,7 @@ def native() -> Canonical:
                 detail="due-cluster is no cluster's name: use 1 to 40 of a-z A-Z 0-9 _ -",
             ),
             Refusal(
-                when=named(DUE_AT_MS).isNull() & named(DUE_IN_MS).isNull() & ~again,
+                when=untimed & ~again,
                 reason=Reason.NO_DUE_TIME,
                 detail="neither due-at-ms nor due-in-ms: add one of the two headers",
             ),

@@ -1,7 +1,7 @@
 """A message that comes again: what a sender says of it, on its way to `duetime.recurring`.
 
-A series is a message for that topic, due now or at its start, with what is to become of it in
-headers of its own: SERIES_HEADERS, always all and in this order, and then the sender's.
+A series is a message for that topic, due at once, with what is to become of it in headers of its
+own: SERIES_HEADERS, always all and in this order, and then the sender's.
 """
 
 from collections.abc import Mapping
@@ -23,9 +23,11 @@ from duetime.message import (
     DUE_PARTITION,
     DUE_SERIES,
     DUE_TOPIC,
+    LONGEST_SAID,
     RECURRENCE,
     SERIES_CLUSTER,
     SERIES_HEADERS,
+    SERIES_NEXT,
     SERIES_PARTITION,
     SERIES_PATTERN,
     SERIES_TOPIC,
@@ -45,10 +47,12 @@ def is_series() -> Column:
     return F.col("is_series")
 
 
-def definition() -> Column:
-    """The headers of the series that the record asks for."""
+def definition(start_ms: Column) -> Column:
+    """The headers of the series that the record asks for; it begins then, null is at once."""
     said = {
         DUE_OP: F.lit(DEFINE),
+        DUE_SERIES: named(DUE_ID),
+        SERIES_NEXT: start_ms,
         SERIES_TOPIC: named(DUE_TOPIC),
         SERIES_PARTITION: named(DUE_PARTITION),
         SERIES_CLUSTER: named(DUE_CLUSTER),
@@ -69,8 +73,16 @@ def series_headers(said: Mapping[str, Column]) -> Column:
 
 
 def refusals() -> list[Refusal]:
-    """What is wrong with a series alone; its times are looked at where it begins."""
+    """What is wrong with a series alone; when it comes is looked at where it is heard."""
+    longest = F.greatest(*(F.coalesce(F.length(named(each)), F.lit(0)) for each in RECURRENCE))
+    name = named(DUE_ID)
     return [
+        Refusal(
+            when=is_series() & (longest > LONGEST_SAID),
+            reason=Reason.BAD_CRON,
+            detail=f"one of {', '.join(RECURRENCE)} is too long: write {LONGEST_SAID} characters "
+            "at most",
+        ),
         Refusal(
             when=is_series() & named(DUE_EXPIRES_MS).isNotNull(),
             reason=Reason.BAD_EXPIRY,
@@ -78,7 +90,7 @@ def refusals() -> list[Refusal]:
             "becomes of runs that are late",
         ),
         Refusal(
-            when=is_series() & ~named(DUE_ID).rlike(SERIES_PATTERN),
+            when=is_series() & (~name.rlike(SERIES_PATTERN) | name.startswith("@")),
             reason=Reason.BAD_ID,
             detail="the due-id of a series has at most 160 characters: letters, digits and "
             ". _ : = ~ + - (and @, but not first)",

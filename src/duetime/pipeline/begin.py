@@ -8,17 +8,19 @@ from functools import partial
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.metrics import RECOVERY_SECONDS
 from duetime.pipeline import notices
 from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.failures import failures
 from duetime.pipeline.intake import Intake, intake_records
-from duetime.pipeline.kafka import read_stream, start_micro_batches, start_real_time
+from duetime.pipeline.kafka import ALL, read_stream, start_micro_batches, start_real_time
 from duetime.pipeline.lanes import lanes
 from duetime.pipeline.notices import NOTICES
 from duetime.pipeline.outbox import outbox, query_name, recover_outbox
 from duetime.pipeline.recover import recover_intake, recover_lanes
+from duetime.pipeline.recurring import BATCH as RECURRING_BATCH
 from duetime.pipeline.recurring import RECURRING, Recurring
 from duetime.pipeline.saving import EVERY as SAVING_EVERY
 from duetime.pipeline.saving import SAVING, on_their_way, saving
@@ -41,7 +43,9 @@ class Begin:
         settings: Settings,
         written: Mapping[str | None, Written],
         destinations: Mapping[str | None, Destinations],
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._spark = spark
         self._settings = settings
         self._names = TopicNames(settings)
@@ -92,17 +96,20 @@ class Begin:
 
     def _failures(self) -> StreamingQuery:
         failed = self._in_batches(self._names.failed)
-        handle = failures(self._settings, self._destinations, self._written[None])
+        written, begun_ms = self._written[None], self._clock.now_ms()
+        handle = failures(self._settings, self._destinations, written, begun_ms)
         return start_micro_batches(failed, handle, self._settings, "failures")
 
     def _recurring(self) -> StreamingQuery:
-        said = self._in_batches(self._names.recurring)
-        handle = Recurring(self._spark, self._settings, self._destinations, self._written[None])
+        said = self._in_batches(self._names.recurring, most=RECURRING_BATCH)
+        written, begun_ms = self._written[None], self._clock.now_ms()
+        handle = Recurring(self._spark, self._settings, self._destinations, written, begun_ms)
         return start_micro_batches(said, handle, self._settings, RECURRING)
 
     def _saving(self) -> StreamingQuery:
         waiting = on_their_way(self._spark, self._settings)
-        handle = saving(self._spark, self._settings, self._written[None])
+        written, begun_ms = self._written[None], self._clock.now_ms()
+        handle = saving(self._spark, self._settings, written, begun_ms)
         return start_micro_batches(waiting, handle, self._settings, SAVING, SAVING_EVERY)
 
     def _notices(self, handle: Callable[[DataFrame, int], None]) -> StreamingQuery:
@@ -118,8 +125,8 @@ class Begin:
         found = tracked(self._spark, self._settings)
         return start_micro_batches(found, handle, self._settings, "redelivery", REDELIVERY_EVERY)
 
-    def _in_batches(self, topic: str) -> DataFrame:
-        batch = self._settings.batch_records
+    def _in_batches(self, topic: str, most: int = ALL) -> DataFrame:
+        batch = min(self._settings.batch_records, most)
         return read_stream(self._spark, self._settings, [topic], batch=batch)
 
     def _recover(self, name: str, topics: Sequence[str], recover: Callable[[], None]) -> None:

@@ -11,8 +11,18 @@ from dataclasses import replace
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from duetime.columns import backoff_ms, header, now_ms, state_number, state_text, waiting_text
+from duetime.columns import (
+    backoff_ms,
+    header,
+    header_map,
+    now_ms,
+    state_number,
+    state_text,
+    waiting_text,
+)
 from duetime.config import Settings
+from duetime.envelopes import record_headers
+from duetime.envelopes.control import control
 from duetime.errors import Reason
 from duetime.message import (
     DUE_AT_MS,
@@ -22,6 +32,7 @@ from duetime.message import (
 from duetime.pipeline.destinations import Destinations, look_for
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.kafka import write_batch
+from duetime.pipeline.refusals import asks_to_cancel
 from duetime.pipeline.routing import Routes
 from duetime.pipeline.rows import (
     Failure,
@@ -33,32 +44,67 @@ from duetime.pipeline.rows import (
     waiting_record,
     without_reason,
 )
-from duetime.pipeline.written import Batches, Written, identified, scope_of_waiting
+from duetime.pipeline.written import Repeat, Repeats, Written, identified, scope_of_waiting
+from duetime.topics import TopicNames
 
 #: Reasons that no retry will change.
 FINAL = (Reason.EXPIRED,)
 
 
 def failures(
-    settings: Settings, destinations: Mapping[str | None, Destinations], written: Written
+    settings: Settings,
+    destinations: Mapping[str | None, Destinations],
+    written: Written,
+    begun_ms: int,
 ) -> Callable[[DataFrame, int], None]:
     """What to do with each batch of the query. Runs on the driver; its rows in executors.
 
-    `destinations` are those of this cluster, under None, and of others by their name.
+    `destinations` are those of this cluster, under None, and of others by their name; `begun_ms` is
+    when the query began, epoch ms.
     """
-    batches = Batches()
+    repeats = Repeats(written, begun_ms)
+    cancels: DataFrame | None = None
+
+    def without_written(batch: DataFrame, repeat: Repeat) -> DataFrame:
+        nonlocal cancels
+        left = repeat.sieve.without(identified(batch), repeat.scope)
+        if new := _cancels(repeat, settings):
+            cancels = (cancels.union(new) if cancels else new).localCheckpoint()
+        return _without(left, cancels, settings) if cancels else left
 
     def handle(batch: DataFrame, number: int) -> None:
         found = scope_of_waiting(batch)
         if found is None:
             return
         look_for(found.destinations, destinations)
-        again = batches.is_again(number)
-        left = written.without(identified(batch), found) if again else batch
+        repeat = repeats.of(number, lambda: found)
+        left = without_written(batch, repeat) if repeat else batch
         write_batch(judged(left, settings), settings, "failures")
         reach(Point.FAILURES_SENT)
 
     return handle
+
+
+def _cancels(repeat: Repeat, settings: Settings) -> DataFrame | None:
+    """What was cancelled in time since those of the batch have failed: `id` and `due_ms`."""
+    sent = repeat.sieve.taken_in(TopicNames(settings).control, repeat.scope.since_ms)
+    if sent is None:
+        return None
+    read = sent.select("*", header_map(record_headers()).alias("by_name"))
+    asked = read.select("*", control().struct().alias("asked"))
+    due_ms = F.col("asked.due_ms")
+    in_time = F.unix_millis("timestamp") + settings.horizon_ms <= due_ms
+    known = asked.where(asks_to_cancel() & F.col("asked.refusal").isNull() & in_time)
+    return known.select(F.col("key").cast("string").alias("id"), due_ms.alias("due_ms")).distinct()
+
+
+def _without(failed: DataFrame, cancels: DataFrame, settings: Settings) -> DataFrame:
+    """Without those whose retry was taken up with its cancel: nothing of it is left anywhere."""
+    timed = failed.select("*", *_failure()).select("*", *_retry(settings))
+    same = F.col("failed.id") == F.col("cancel.id")
+    at_its_time = F.col("failed.retry_ms") == F.col("cancel.due_ms")
+    left = timed.alias("failed").join(cancels.alias("cancel"), same & at_its_time, "left_anti")
+    return left.select(*failed.columns)
 
 
 def judged(failed: DataFrame, settings: Settings) -> DataFrame:

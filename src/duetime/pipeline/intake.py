@@ -84,7 +84,7 @@ class Intake:
         self._read = header_map(record_headers()).alias("by_name"), value_text(by_topic)
         self._parsed = *parsed(by_topic), has_cron()
         self._understood = canonical(by_topic).alias("asked"), now_ms().alias("now")
-        self._refused = refused.alias("refused")
+        self._judged = refused.alias("refused"), _due_ms().alias("due_ms")
         self._identity = _identity(message)
         self._routes = Routes(settings)
         topic = destination(settings)
@@ -103,8 +103,8 @@ class Intake:
         return read.select("*", *self._understood)
 
     def judged(self, asked: DataFrame) -> DataFrame:
-        """Adds `refused`, struct<reason,detail>, null for what can be taken."""
-        return asked.select("*", self._refused)
+        """Adds `refused`, struct<reason,detail>, null for what can be taken, and `due_ms`."""
+        return asked.select("*", *self._judged)
 
     def identified(self, judged: DataFrame) -> DataFrame:
         """Adds `id`, for a refused record the place where it is, and `is_cancel`."""
@@ -153,30 +153,36 @@ def _is_of_series() -> Column:
     return F.coalesce(F.col("asked.operation") != CANCEL, F.lit(False))
 
 
+def _due_ms() -> Column:
+    """When it is due, epoch ms: what is said of a series at once, whenever that begins."""
+    return F.when(_is_of_series(), record_timestamp_ms()).otherwise(F.col("asked.due_ms"))
+
+
 def of_message(name: str) -> Column:
     """What the sender said of one message; null of a series, which has it with it."""
     return F.when(~_is_of_series(), F.col("asked")[name])
 
 
 def _message(short_names: Mapping[str, str], recurring: str) -> Waiting:
-    asked, topic, partition = F.col("asked"), _topic(recurring), of_message("partition")
+    asked, due_ms = F.col("asked"), F.col("due_ms")
+    topic, partition = _topic(recurring), of_message("partition")
     unique = F.coalesce(asked["unique"], _made_unique(short_names))
     # A cancel may be of a retry, which has another time than its id.
     identity = F.when(asks_to_cancel(), asked["key"].cast("string")).otherwise(
-        message_id(asked["due_ms"], unique)
+        message_id(due_ms, unique)
     )
     values = {
         DUE_TOPIC: topic,
         DUE_PARTITION: partition,
         DUE_STATE: _state(),
-        DUE_AT_MS: asked["due_ms"],
+        DUE_AT_MS: due_ms,
         DUE_ID: identity,
     }
     return Waiting(
         topic=topic,
         partition=partition,
         cluster=of_message("cluster"),
-        due_ms=asked["due_ms"],
+        due_ms=due_ms,
         taken_ms=record_timestamp_ms(),
         expires_ms=asked["expires_ms"],
         id=identity,

@@ -158,7 +158,7 @@ class Leader:
         if means.settings.queues:
             waking = Waking(means.settings, means.clock)
             self._start([waking])
-        begin = Begin(means.spark, means.settings, means.written, means.destinations)
+        begin = Begin(means.spark, means.settings, means.written, means.destinations, means.clock)
         return Queries(
             begin.all(notice, waking),
             means.destinations[None].refresh,

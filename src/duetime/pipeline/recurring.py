@@ -9,6 +9,7 @@ leaves out what it has written. So a series goes on through crashes, and never t
 The driver says when runs are due; what is in them stays in executors.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
@@ -25,6 +26,7 @@ from duetime.columns import (
     waiting_headers,
 )
 from duetime.config import Settings
+from duetime.hearing import REFUSED, Outcome, Said, heard
 from duetime.message import (
     DEFINE,
     DUE_AT_MS,
@@ -50,10 +52,11 @@ from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.kafka import write_batch
 from duetime.pipeline.routing import Routes
 from duetime.pipeline.rows import SinkRow, Waiting
-from duetime.pipeline.written import Batches, Written, scope
-from duetime.recurrence import LEAD_MS
-from duetime.series import REFUSED, Book, Outcome, Page, Said, Series, read_book
+from duetime.pipeline.written import Repeats, Written, scope
+from duetime.series import Book, Page, Series, read_book
 from duetime.topics import TopicNames
+
+log = logging.getLogger(__name__)
 
 #: What the query, and the directory of its offsets, are called.
 RECURRING = "recurring"
@@ -64,7 +67,10 @@ HEADERS = (DUE_AT_MS, DUE_ID, *SERIES_HEADERS)
 #: Where the unique part of an id begins.
 UNIQUE_AT = 14
 
-OUTCOME = "offset bigint, kind string, run_ms bigint, reason string, detail string"
+OUTCOME = "offset bigint, kind string, run_ms bigint, due_ms bigint, reason string, detail string"
+
+#: The most records of a batch: the driver hears each.
+BATCH = 10_000
 
 
 class Recurring:
@@ -76,60 +82,60 @@ class Recurring:
         settings: Settings,
         destinations: Mapping[str | None, Destinations],
         written: Written,
+        begun_ms: int,
     ) -> None:
+        """`begun_ms` is when the query began, epoch ms."""
         self._spark = spark
         self._settings = settings
         self._destinations = destinations
-        self._written = written
+        self._repeats = Repeats(written, begun_ms)
         self._names = TopicNames(settings)
         self._routes = Routes(settings)
         self._book: Book | None = None
-        self._batches = Batches()
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Hear what was said, and send what follows from it. Safe to repeat."""
-        again = self._batches.is_again(number)
         self._book = self._book or read_book(self._settings)
         said = [_said(row) for row in batch.select(*_asked()).collect()]
-        outcomes, pages = self._book.heard(said)
+        outcomes, pages = heard(self._book, said)
+        _tell_unknown(said, outcomes)
         if pages:
             self._write(pages)
             self._book.note(pages)
             reach(Point.RECURRING_NOTED)
         if outcomes:
-            self._send(batch, outcomes, again=again)
+            self._send(batch, outcomes, number)
         reach(Point.RECURRING_SENT)
 
-    def _write(self, pages: Mapping[str, Page]) -> None:
+    def _write(self, pages: Mapping[str, Page | None]) -> None:
         """Before anything is sent: what is not in the book is not sent on its way again."""
-        rows = [(name.encode(), page.encoded()) for name, page in pages.items()]
+        rows = [(name.encode(), page and page.encoded()) for name, page in pages.items()]
         written = self._spark.createDataFrame(rows, "key binary, value binary")
         none = F.lit(None)
         row = SinkRow(F.lit(self._names.series), none, F.col("key"), F.col("value"), none)
         write_batch(self._routes.rows(written, none, row), self._settings, RECURRING)
 
-    def _send(self, batch: DataFrame, outcomes: Sequence[Outcome], *, again: bool) -> None:
+    def _send(self, batch: DataFrame, outcomes: Sequence[Outcome], number: int) -> None:
         found = self._spark.createDataFrame([astuple(each) for each in outcomes], OUTCOME)
         rows = self._identified(batch.join(F.broadcast(found), "offset"))
         sent = scope(rows, F.col("to"), F.col("cluster"))
         if sent is None:
             return
         look_for(sent.destinations, self._destinations)
-        left = self._written.without_taken_in(rows, sent) if again else rows
-        write_batch(self._routed(left), self._settings, RECURRING)
+        if repeat := self._repeats.of(number, lambda: sent):
+            rows = repeat.sieve.without_taken_in(rows, sent)
+        # One task has them all: what is made up for is in order.
+        ordered = rows.coalesce(1).sortWithinPartitions("run_ms")
+        write_batch(self._routed(ordered), self._settings, RECURRING)
 
     def _identified(self, found: DataFrame) -> DataFrame:
-        """Adds due_ms, id, to (the topic) and cluster of each message that is to be sent."""
+        """Adds id, to (the topic) and cluster of each message that is to be sent."""
         is_next, refused = F.col("kind") == NEXT, F.col("kind") == REFUSED
-        run_ms = F.col("run_ms")
-        due_ms = F.when(is_next, F.greatest(run_ms - LEAD_MS, F.lit(0))).otherwise(run_ms)
         unique = F.when(is_next, F.concat(F.lit(SERIES_MARK), _since())).otherwise(_name())
         to = F.when(is_next, self._names.recurring).otherwise(_text(SERIES_TOPIC))
-        # One partition has them all: what is made up for is in order.
-        return found.sortWithinPartitions("run_ms").select(
+        return found.select(
             "*",
-            due_ms.alias("due_ms"),
-            F.when(~refused, message_id(due_ms, unique)).otherwise(source()).alias("id"),
+            F.when(~refused, message_id(F.col("due_ms"), unique)).otherwise(source()).alias("id"),
             F.lit(False).alias("is_cancel"),
             F.when(~refused, to).alias("to"),
             F.when(~is_next, _text(SERIES_CLUSTER)).alias("cluster"),
@@ -183,9 +189,23 @@ def _said(row: Row) -> Said:
         at_ms=row.at_ms,
         operation=row.operation if row.name and row.due_ms is not None else None,
         series=series,
-        due_ms=row.due_ms or 0,
+        # Before it was sent at once, what asks for a series was due at its start.
+        start_ms=row.due_ms or 0 if row.next_ms is None else row.next_ms,
         next_ms=row.next_ms,
     )
+
+
+def _tell_unknown(said: Sequence[Said], outcomes: Sequence[Outcome]) -> None:
+    unknown = {each.offset: each for each in outcomes if each.kind == NEXT and each.reason}
+    names = [each.series.name for each in said if each.offset in unknown]
+    if names:
+        reason = next(iter(unknown.values())).reason
+        log.warning(
+            "series wait: not understood here count=%d first=%s reason=%s",
+            len(names),
+            names[0],
+            reason,
+        )
 
 
 def _text(name: str) -> Column:
@@ -198,8 +218,9 @@ def _is_defined() -> Column:
 
 
 def _name() -> Column:
+    # Who gave none has that of where it came in.
     own = F.substring(_text(DUE_ID), UNIQUE_AT, 200)
-    return F.when(_is_defined(), own).otherwise(_text(DUE_SERIES))
+    return F.coalesce(_text(DUE_SERIES), F.when(_is_defined(), own))
 
 
 def _since() -> Column:
@@ -254,7 +275,13 @@ def _from(name: str) -> Column:
 
 def _as_sent() -> Column:
     """The headers of a definition as its sender had them."""
-    places = {DUE_TOPIC: SERIES_TOPIC, DUE_PARTITION: SERIES_PARTITION, DUE_CLUSTER: SERIES_CLUSTER}
+    places = {
+        DUE_TOPIC: SERIES_TOPIC,
+        DUE_PARTITION: SERIES_PARTITION,
+        DUE_CLUSTER: SERIES_CLUSTER,
+        DUE_AT_MS: SERIES_NEXT,
+        DUE_ID: DUE_SERIES,
+    }
     said = {name: _text(place) for name, place in places.items()}
     said |= {name: _text(name) for name in RECURRENCE}
     address = F.array(*(header(name, text) for name, text in said.items()))

@@ -22,7 +22,7 @@ from duetime.config import Settings
 from duetime.pipeline.kafka import read_stream
 from duetime.pipeline.planned import PlannedOnce
 from duetime.pipeline.turn import readable
-from duetime.pipeline.written import Batches, Written, scope_of_waiting
+from duetime.pipeline.written import Repeats, Written, scope_of_waiting
 from duetime.stores.opening import open_rows
 from duetime.topics import TopicNames
 
@@ -41,14 +41,17 @@ SAVED_KEPT_MS = 3_600_000
 
 
 def saving(
-    spark: SparkSession, settings: Settings, written: Written
+    spark: SparkSession, settings: Settings, written: Written, begun_ms: int
 ) -> Callable[[DataFrame, int], None]:
-    """What to do with each batch of the query. Runs on the driver; its rows in executors."""
-    saver, batches = Saver(spark, settings), Batches()
+    """What to do with each batch of the query. Runs on the driver; its rows in executors.
+
+    `begun_ms` is when the query began, epoch ms.
+    """
+    saver, repeats = Saver(spark, settings), Repeats(written, begun_ms)
 
     def handle(batch: DataFrame, number: int) -> None:
-        if batches.is_again(number) and (found := scope_of_waiting(batch)):
-            saver.save_of(batch, lambda known: written.without(known, found))
+        if repeat := repeats.of(number, lambda: scope_of_waiting(batch)):
+            saver.save_of(batch, lambda known: repeat.sieve.without(known, repeat.scope))
         else:
             saver.save(batch)
 

@@ -7,8 +7,9 @@ appended anywhere else since the record itself was. Ids are deterministic, and s
 transactions, only reading; and no more than what was appended since the oldest record in question.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -132,6 +133,41 @@ class Written(Sieve):
     def close(self) -> None:
         """Close the connections."""
         self._read_back.close()
+
+
+class Repeat(NamedTuple):
+    """A batch that may have been written."""
+
+    sieve: Sieve
+    scope: Scope
+
+
+class Repeats:
+    """Tells which batches of a query may have been written, and holds back what was.
+
+    One that was begun before, by who crashed; and, where the checkpoint is lost, whatever there was
+    when the query began: it hears all of that once more, in other batches.
+    """
+
+    def __init__(self, written: Written, begun_ms: int) -> None:
+        """`begun_ms` is when the query began, epoch ms."""
+        self._batches = Batches()
+        self._until_ms = begun_ms + CLOCKS_MS
+        self._sieve: Sieve | None = written.following()
+
+    def of(self, number: int, look: Callable[[], Scope | None]) -> Repeat | None:
+        """None of a batch that nobody has begun: to be asked once a batch, in their order.
+
+        `look` says what has to be read back for it; that may take a job.
+        """
+        again = self._batches.is_again(number)
+        if self._sieve is None or (found := look()) is None:
+            return None
+        if again or found.since_ms < self._until_ms:
+            return Repeat(self._sieve, found)
+        # Of each partition that is behind, a batch has the next: none that follows is older.
+        self._sieve = None
+        return None
 
 
 def scope(records: DataFrame, destination: Column, cluster: Column) -> Scope | None:

@@ -1,0 +1,204 @@
+"""What is said of series, and what follows from it: records in their order, nothing else.
+
+What is said of a series, and when its next run is due, comes as records of one partition, in the
+order in which it is to be heard. Times are the records' own, so whoever hears the same again says
+the same again.
+
+A series comes back LEAD_MS before each run, sends it on its way, and waits for the next. Whatever
+takes its place has the runs that are due later than LEAD_MS after that. In an outage one may be
+replaced before it comes back, and what it has missed is still its own:
+
+    11:59:45  down       the series waits for its run of 12:00
+    12:05:00  up         it was sent anew meanwhile, and that is heard first: its runs are those
+                         after 12:05:10
+    12:05:02             the old one comes back, and sends what it has up to then: the run of 12:00
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from duetime.errors import InvalidMessage, Reason
+from duetime.message import DEFINE, NEXT, OF_SERIES, PAUSE, STOP
+from duetime.recurrence import LEAD_MS, MOST, Runs
+from duetime.series import Book, Page, Series
+
+#: The most runs that a batch leads to, about: each is a row that the driver makes.
+BATCH_RUNS = 100_000
+
+#: So much later a series is heard of again whose zone is not known on this machine, in ms.
+AGAIN_MS = 60_000
+
+#: How many of a name that are replaced are remembered: they come back some seconds later.
+REPLACED = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A record of the recurring topic, without what is to be sent."""
+
+    offset: int
+    #: When it came there, epoch ms.
+    at_ms: int
+    #: DEFINE, NEXT, or one of OF_SERIES; None of what is none of duetime's.
+    operation: str | None
+    #: The series as it is defined, or as it was when it was sent on its way; else its name counts.
+    series: Series
+    #: When a series that is defined begins, epoch ms.
+    start_ms: int = 0
+    #: The run that is to be sent on its way, epoch ms; of NEXT alone.
+    next_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a record leads to: a run, another look, or a refusal."""
+
+    offset: int
+    #: RUN, NEXT or REFUSED.
+    kind: str
+    #: The run, epoch ms; 0 of a refusal.
+    run_ms: int = 0
+    #: When it is due, epoch ms: a look at the next run is before that.
+    due_ms: int = 0
+    #: Why it is refused, or is looked at again and no run is sent.
+    reason: str = ""
+    detail: str = ""
+
+
+RUN, REFUSED = "run", "refused"
+
+
+def heard(book: Book, batch: Iterable[Said]) -> tuple[list[Outcome], dict[str, Page | None]]:
+    """What the records of a batch lead to, in order, and the pages that they change.
+
+    Of one that is over, the page is None in a later batch. The book is as it was: `note` them.
+    """
+    said = sorted(batch, key=lambda each: each.offset)
+    if not said:
+        return [], {}
+    first, hearing = said[0].offset, Hearing(most=max(1, min(MOST, BATCH_RUNS // len(said))))
+    before, now = dict[str, Series | None](), dict[str, Series | None]()
+    for each in said:
+        name = each.series.name
+        if name not in before:
+            before[name] = now[name] = _before(book, name, first)
+        now[name] = hearing.after(each, now[name])
+    changed = {name for name, series in now.items() if series != before[name]}
+    pages = {name: Page(now[name], before[name], first) for name in changed}
+    latest_ms = max(each.at_ms for each in said)
+    over = {name for name, page in book.pages.items() if page.is_over(latest_ms)}
+    return hearing.outcomes, dict.fromkeys(over - now.keys()) | pages
+
+
+@dataclass(slots=True)
+class Hearing:
+    """Follows what is said in a batch."""
+
+    #: So many runs are sent at a time.
+    most: int
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def after(self, said: Said, series: Series | None) -> Series | None:
+        """The series after this was said; what follows from it is added to the outcomes."""
+        if said.operation == DEFINE:
+            return self._defined(said, series)
+        if said.operation not in (NEXT, *OF_SERIES):
+            detail = "no record of a series: who wrote it?"
+            return self._refused(said, series, Reason.UNREADABLE, detail)
+        if series is None or series.ended_ms is not None:
+            return series
+        if said.operation == NEXT:
+            return self._came_back(said, series, said.next_ms) if said.next_ms else series
+        if said.operation == STOP:
+            return replace(series, ended_ms=said.at_ms, replaced=())
+        return replace(series, is_paused=said.operation == PAUSE)
+
+    def _defined(self, said: Said, was: Series | None) -> Series | None:
+        before = was if was and was.ended_ms is None else None
+        start_ms = max(said.start_ms, _free_from_ms(was, said.at_ms))
+        # A pause is its operator's: whoever sends the series once more does not end it.
+        is_paused = before is not None and before.is_paused
+        replaced = _replaced(before, said) if before else ()
+        new = replace(said.series, start_ms=start_ms, is_paused=is_paused, replaced=replaced)
+        try:
+            first_ms = new.recurrence.first(start_ms)
+        except InvalidMessage as error:
+            return self._refused(said, was, error.reason, error.detail)
+        if first_ms is None:
+            detail = f"{new.cron!r} never comes before its end, or at all: nothing is to be sent"
+            return self._refused(said, was, Reason.BAD_CRON, detail)
+        return self._goes_on(said, new, first_ms)
+
+    def _came_back(self, said: Said, series: Series, next_ms: int) -> Series:
+        since, replaced = said.series.since, dict(series.replaced)
+        try:
+            if since == series.since:
+                return self._goes_on(said, series, next_ms)
+            if since in replaced:
+                return self._left_over(said, series, next_ms, replaced[since] + LEAD_MS)
+        except InvalidMessage as error:
+            # With other time zones than those of the machine where it was defined.
+            due_ms = said.at_ms + AGAIN_MS
+            again = Outcome(said.offset, NEXT, next_ms, due_ms, error.reason, error.detail)
+            self.outcomes.append(again)
+        return series
+
+    def _goes_on(self, said: Said, series: Series, next_ms: int) -> Series:
+        runs = series.recurrence.runs(next_ms, said.at_ms, self.most)
+        self._send(said, runs, is_paused=series.is_paused)
+        return series if runs.next_ms is not None else replace(series, ended_ms=said.at_ms)
+
+    def _left_over(self, said: Said, series: Series, next_ms: int, until_ms: int) -> Series:
+        """What is left of one that was replaced: it is on its way once more at most."""
+        rest = tuple(each for each in series.replaced if each[0] != said.series.since)
+        over = replace(series, replaced=rest)
+        if next_ms > until_ms:
+            return over
+        recurrence = said.series.recurrence
+        recurrence = replace(recurrence, until_ms=min(recurrence.until_ms, until_ms))
+        runs = recurrence.runs(next_ms, said.at_ms, self.most)
+        self._send(said, runs, is_paused=series.is_paused)
+        return series if runs.next_ms is not None else over
+
+    def _send(self, said: Said, runs: Runs, *, is_paused: bool) -> None:
+        for run_ms in [] if is_paused else runs.due_ms:
+            self.outcomes.append(Outcome(said.offset, RUN, run_ms, run_ms))
+        if runs.next_ms is not None:
+            due_ms = max(0, runs.next_ms - LEAD_MS)
+            self.outcomes.append(Outcome(said.offset, NEXT, runs.next_ms, due_ms))
+
+    def _refused(
+        self, said: Said, series: Series | None, reason: str, detail: str
+    ) -> Series | None:
+        self.outcomes.append(Outcome(said.offset, REFUSED, reason=reason, detail=detail))
+        return series
+
+
+def _before(book: Book, name: str, batch: int) -> Series | None:
+    page = book.pages.get(name)
+    if page is None:
+        return None
+    return page.before if page.batch == batch else page.now
+
+
+def _free_from_ms(was: Series | None, at_ms: int) -> int:
+    """From when on no run is on its way that has its name, epoch ms."""
+    if was is None:
+        return 0
+    last_ms = at_ms if was.ended_ms is None else was.ended_ms
+    return last_ms + LEAD_MS + 1 if at_ms <= last_ms + LEAD_MS else 0
+
+
+def _replaced(was: Series, said: Said) -> tuple[tuple[str, int], ...]:
+    """Those that may come back, this one among them where it may have missed a run."""
+    if was.since == said.series.since or not _may_be_late(was, said.at_ms):
+        return was.replaced
+    return (*was.replaced, (was.since, said.at_ms))[-REPLACED:]
+
+
+def _may_be_late(series: Series, at_ms: int) -> bool:
+    try:
+        first_ms = series.recurrence.first(series.start_ms)
+    except InvalidMessage:
+        return True
+    return first_ms is not None and first_ms <= at_ms + LEAD_MS
