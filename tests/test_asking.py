@@ -1,10 +1,13 @@
 """Asking about series where no pipeline runs: what is written down is known, and no more."""
 
+from dataclasses import replace
+
 import pytest
 from confluent_kafka import Producer
 
 from duetime import asking
 from duetime.asking import all_series, ask, find_series
+from duetime.cli import main
 from duetime.connection import librdkafka_properties
 from duetime.errors import KafkaError, UnknownMessage
 from duetime.message import STOP
@@ -56,3 +59,16 @@ def test_a_series_that_is_gone_is_unknown(settings, write):
     assert all_series(settings) == []
     with pytest.raises(UnknownMessage, match="or it is over, or it was stopped"):
         find_series("daily", settings)
+
+
+@pytest.mark.usefixtures("on_broker")
+def test_a_series_whose_zone_is_not_known_here_is_listed_with_the_others(write, capsys):
+    write("mars", replace(DAILY, name="mars", zone="Mars/Olympus"))
+    write("weekly", WEEKLY)
+    assert main(["recurring", "list"]) == 0
+    listed = {
+        line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.split()
+    }
+    assert "bad-zone" in listed["mars"]
+    assert "bad-zone" not in listed["weekly"]
+    assert main(["recurring", "show", "mars"]) == 0

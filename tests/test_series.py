@@ -283,6 +283,27 @@ def test_a_batch_that_is_heard_again_leads_to_the_same(talk, operation):
     assert talk.say_again() == first
 
 
+def test_what_is_heard_once_more_in_other_batches_leads_to_nothing_new(talk):
+    """As where a pipeline has lost its checkpoint: ids tell then what is sent already."""
+    again, last = (replace(DAILY, since=f"{number}-nightly") for number in (2, 3))
+    each = [
+        said(DEFINE, at_ms=FIRST - 5_000),
+        said(NEXT, at_ms=ANEW_MS, next_ms=SECOND),
+        said(DEFINE, again, at_ms=ANEW_MS + 1),
+        said(PAUSE, at_ms=ANEW_MS + 2),
+        ran(SECOND, again),
+        said(RESUME, at_ms=SECOND),
+        said(DEFINE, last, at_ms=SECOND + 1),
+        ran(THIRD, last),
+    ]
+    led_to = {found for one in each for found in talk.say(one)}
+    book = dict(talk.book.pages)
+    assert set(talk.say(*each)) <= led_to
+    now = talk.book.find("nightly")
+    assert (now.since, now.is_paused) == (last.since, book["nightly"].now.is_paused)
+    assert talk.say(said(NEXT, last, at_ms=THIRD, next_ms=THIRD + 10 * MINUTE))
+
+
 def test_a_definition_that_is_heard_again_leads_to_the_same(talk):
     first = talk.say(said(DEFINE, at_ms=FIRST - 1))
     assert talk.say_again() == first

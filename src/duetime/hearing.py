@@ -191,9 +191,10 @@ def _free_from_ms(was: Series | None, at_ms: int) -> int:
 
 def _replaced(was: Series, said: Said) -> tuple[tuple[str, int], ...]:
     """Those that may come back, this one among them where it may have missed a run."""
+    others = tuple(each for each in was.replaced if each[0] != said.series.since)
     if was.since == said.series.since or not _may_be_late(was, said.at_ms):
-        return was.replaced
-    return (*was.replaced, (was.since, said.at_ms))[-REPLACED:]
+        return others
+    return (*others, (was.since, said.at_ms))[-REPLACED:]
 
 
 def _may_be_late(series: Series, at_ms: int) -> bool:

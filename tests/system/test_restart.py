@@ -4,7 +4,7 @@ import os
 import sys
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,7 +14,13 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from tests.conftest import FROM_OUTSIDE, configure, eventually
 from tests.snippets import SHELL, changed
-from tests.system.test_recurring import MINUTE, every_minute, of_each_policy, wait_for_runs_at
+from tests.system.test_recurring import (
+    MINUTE,
+    define,
+    every_minute,
+    of_each_policy,
+    wait_for_runs_at,
+)
 
 from duetime.admin import create_topics
 from duetime.bench import crash
@@ -24,6 +30,7 @@ from duetime.local.process import GuardedProcess
 from duetime.message import WAITING_HEADERS, MessageId
 from duetime.pipeline.faults import Point
 from duetime.recurrence import GRACE_MS, LEAD_MS
+from duetime.stores.reader import WheelReader
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -262,6 +269,23 @@ def test_a_kill_before_the_first_run_of_a_series_loses_none_and_sends_none_twice
     assert not inbox.arrived
     with running(live, tmp_path):
         complete(live, topic, inbox, ids)
+
+
+@pytest.mark.hostile
+def test_a_kill_while_a_run_of_a_series_waits_sends_it_once(live, tmp_path):
+    topic = live.topic()
+    inbox = live.inbox(topic)
+    with running(live, tmp_path) as process:
+        inbox.until_id(*schedule(live, topic, 1, over_s=0))
+        begins_ms = now_ms() + SOON_MS
+        until_ms = begins_ms + MINUTE - 1
+        define(live, topic, "waits", **{"at-ms": begins_ms, "until": until_ms})
+        with closing(WheelReader(live.settings)) as reader:
+            waits = lambda: list(reader.messages(now_ms(), topic=topic))  # noqa: E731 (asked again)
+            (run,) = eventually(waits, "a run that waits", OUTAGE_S)
+        kill(process)
+    with running(live, tmp_path):
+        complete(live, topic, inbox, {str(run.id), inbox.arrived[0].id})
 
 
 @pytest.mark.hostile
