@@ -5,12 +5,18 @@ queries, of kinds of topics and of configured queues and clusters, never of othe
 messages.
 """
 
-from prometheus_client import Counter, Gauge, Histogram, start_http_server
+from contextlib import suppress
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, start_http_server
 
 from duetime.config import Settings
 from duetime.errors import SetupError
 
-LEADING = Gauge("duetime_leading", "1 while this pipeline delivers, 0 while it stands by.")
+#: Not told by processes that are no pipelines: what sums it up would count a group of API processes
+#: as pipelines of which none leads.
+LEADING = Gauge(
+    "duetime_leading", "1 while this pipeline delivers, 0 while it stands by.", registry=None
+)
 
 RESCUED = Counter(
     "duetime_rescued_messages", "Messages that were past due before a window took them up."
@@ -48,16 +54,20 @@ PROBES = Counter(
 
 CLOCK_OFFSET_SECONDS = Gauge(
     "duetime_clock_offset_seconds",
-    "How far the broker's clock is ahead of this machine's, by the last probe, in seconds.",
+    "How far the broker's clock is ahead of this machine's, by the last probe that was "
+    "acknowledged quickly, in seconds.",
 )
 
 PENDING = Gauge(
     "duetime_pending_records",
-    "Records that wait, by level of the wheel, cancels included; told by the one that leads.",
+    "Records that wait, by level of the wheel, cancels included; told by the one that leads. Not "
+    "what waits in Aerospike.",
     ["level"],
 )
 
-OVERDUE = Gauge("duetime_overdue_records", "Those of them whose slot is over.")
+OVERDUE = Gauge(
+    "duetime_overdue_records", "Those of them whose slot is over; NaN where nobody knows."
+)
 
 OLDEST_OVERDUE_SECONDS = Gauge(
     "duetime_oldest_overdue_seconds", "For how long the oldest slot of those is over, in seconds."
@@ -148,6 +158,8 @@ def serve(settings: Settings) -> None:
     """Answer Prometheus in a thread of its own, if there is a port. Raises SetupError."""
     if settings.metrics_port is None:
         return
+    with suppress(ValueError):  # It is there already.
+        REGISTRY.register(LEADING)
     try:
         start_http_server(settings.metrics_port, settings.metrics_host)
     except OSError as error:

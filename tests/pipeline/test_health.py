@@ -1,10 +1,15 @@
 """What Prometheus is told of a wheel that is filled by hand."""
 
+import math
+import threading
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Producer
 from prometheus_client import REGISTRY
+from pydantic import SecretStr
+from tests.conftest import eventually
 
 from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
@@ -55,4 +60,47 @@ def test_what_waits_is_told_by_level_and_what_came_is_counted(settings, wheel, n
     assert more == list(range(1, len(counted) + 1))
     health.start()
     health.close()
+    assert told("duetime_pending_records", level="0") is None
+
+
+@pytest.mark.usefixtures("topics")
+def test_while_the_store_does_not_answer_what_waits_is_not_known_and_the_rest_is_told(settings):
+    away = settings.model_copy(update={"store": SecretStr("redis://127.0.0.1:1/0")})
+    health, before = Health(away, SystemClock(), None), ended("dead")
+    producer = Producer(librdkafka_properties(settings))
+    producer.produce(TopicNames(settings).dead, b"x")
+    producer.flush()
+
+    health.look()
+
+    assert ended("dead") == before + 1
+    assert told("duetime_pending_records", level="0") is None
+    assert math.isnan(told("duetime_overdue_records"))
+    assert math.isnan(told("duetime_oldest_overdue_seconds"))
+    health.start()
+    health.close()
+    assert told("duetime_overdue_records") == 0
+
+
+@pytest.mark.usefixtures("topics")
+def test_a_look_that_ends_after_the_lead_says_nothing_any_more(
+    settings, wheel, now_ms, monkeypatch
+):
+    monkeypatch.setattr("duetime.pipeline.health.LEAVE_S", 0.0)
+    health = Health(settings, SystemClock(), None)
+    wheel.message("orders", now_ms - 3_000)
+    asked, may_answer, reader = threading.Event(), threading.Event(), health._reader
+
+    def pending(now_ms):
+        asked.set()
+        may_answer.wait()
+        return reader.pending(now_ms)
+
+    health._reader = SimpleNamespace(pending=pending, close=reader.close)
+    health.start()
+    assert asked.wait(60)
+    health.close()
+    may_answer.set()
+    eventually(lambda: not health._thread.is_alive())
+    assert told("duetime_overdue_records") == 0
     assert told("duetime_pending_records", level="0") is None

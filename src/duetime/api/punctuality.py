@@ -47,13 +47,15 @@ class Punctuality:
             self._waiting.update(self._probes.send(self._clock.now_ms(), self._taken))
         except (KafkaException, BufferError) as error:
             log.warning("own messages cannot be sent or read error=%s", words(error))
+            self.close()
             return None
         return self._seen(self._clock.now_ms())
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connection; another look opens it again."""
         if self._consumer:
             self._consumer.close()
+        self._consumer = None
 
     def _taken(self, _path: str, error: KafkaError | None, _: Message) -> None:
         self.sent += error is None

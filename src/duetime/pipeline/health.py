@@ -5,15 +5,17 @@ Counters go on from where the topics ended when this pipeline began to lead.
 """
 
 import logging
+import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from pyspark.sql.streaming import StreamingQuery
 
 from duetime import metrics
 from duetime.clock import Clock
 from duetime.config import Settings
-from duetime.errors import words
+from duetime.errors import DuetimeError, words
 from duetime.pipeline.jvm import ProducerMetrics
 from duetime.pipeline.kafka import client_id
 from duetime.pipeline.outbox import query_name
@@ -56,7 +58,9 @@ class Health:
         if sends:
             clusters = (None, *settings.clusters)
             self._deliveries = [Deliveries(settings, sends, each) for each in clusters]
-        self._queues = QueueHealth(settings, clock, self._offsets) if settings.queues else None
+        self._queues = None
+        if settings.queues:
+            self._queues = QueueHealth(settings, clock, self._offsets, self._tell)
         contracts = zip(CONTRACTS, names.intake, strict=True)
         self._counters = {topic: metrics.INTAKE.labels(name) for name, topic in contracts} | {
             names.rejected: metrics.REJECTED,
@@ -65,6 +69,8 @@ class Health:
         }
         self._totals = self._ends()
         self._stopping = threading.Event()
+        #: Held while it tells what it may not when it has ended.
+        self._telling = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="health", daemon=True)
 
     def start(self) -> None:
@@ -80,38 +86,44 @@ class Health:
             self._offsets.close()
             if self._queues:
                 self._queues.close()
-        forget()
-        metrics.PENDING.clear()
-        metrics.QUERY_BATCH_SECONDS.clear()
-        metrics.OVERDUE.set(0)
-        metrics.OLDEST_OVERDUE_SECONDS.set(0)
+        with self._telling:
+            forget()
+            metrics.QUERY_BATCH_SECONDS.clear()
+            _say_what_waits({}, late=0, lag_ms=0)
 
     def look(self) -> None:
-        """Look once."""
-        self._look_at_what_waits()
-        self._count()
-        for each in self._deliveries:
-            each.look()
-        if self._queues:
-            self._queues.look()
-
-    def _watch(self) -> None:
-        while True:
+        """Look once. What does not answer leaves the rest to be seen."""
+        queues = [self._queues.look] if self._queues else []
+        deliveries = (each.look for each in self._deliveries)
+        for part in (self._look_at_what_waits, self._count, *deliveries, *queues):
+            if self._stopping.is_set():
+                return
             try:
-                self.look()
+                part()
             except Exception as error:  # noqa: BLE001 (whatever it was, it is looked again)
                 log.warning("could not look for metrics error=%s", words(error))
-            if self._stopping.wait(EVERY_S):
-                return
+
+    def _watch(self) -> None:
+        while not self._stopping.is_set():
+            self.look()
+            self._stopping.wait(EVERY_S)
+
+    def _tell(self, say: Callable[[], None]) -> None:
+        """Say it, unless it is to end: a look under way then is of no more use."""
+        with self._telling:
+            if not self._stopping.is_set():
+                say()
 
     def _look_at_what_waits(self) -> None:
         now_ms = self._clock.now_ms()
-        slots = self._reader.pending(now_ms)
-        for level, count in by_level(slots, self._levels).items():
-            metrics.PENDING.labels(str(level)).set(count)
+        try:
+            slots = self._reader.pending(now_ms)
+        except DuetimeError:
+            self._tell(partial(_say_what_waits, {}, late=math.nan, lag_ms=math.nan))
+            raise
         late, lag_ms = late_of(slots, now_ms)
-        metrics.OVERDUE.set(late)
-        metrics.OLDEST_OVERDUE_SECONDS.set(lag_ms / 1_000)
+        levels = by_level(slots, self._levels)
+        self._tell(partial(_say_what_waits, levels, late=late, lag_ms=lag_ms))
 
     def _count(self) -> None:
         ends = self._ends()
@@ -125,6 +137,16 @@ class Health:
         return {
             topic: count or 0 for topic, count in self._offsets.appended(self._counters).items()
         }
+
+
+def _say_what_waits(levels: Mapping[int, int], *, late: float, lag_ms: float) -> None:
+    """How much by level, and of all how much is late and for how long; NaN: nobody knows."""
+    if not levels:
+        metrics.PENDING.clear()
+    for level, count in levels.items():
+        metrics.PENDING.labels(str(level)).set(count)
+    metrics.OVERDUE.set(late)
+    metrics.OLDEST_OVERDUE_SECONDS.set(lag_ms / 1_000)
 
 
 def by_level(slots: Iterable[Pending], levels: int) -> dict[int, int]:

@@ -12,6 +12,7 @@ from pyspark.sql.streaming import StreamingQuery
 from duetime.callbacks import Callbacks
 from duetime.clock import Clock
 from duetime.config import Settings
+from duetime.metrics import RECOVERY_SECONDS
 from duetime.pipeline.begin import Begin
 from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.fence import Fence
@@ -21,7 +22,7 @@ from duetime.pipeline.jvm import ProducerMetrics
 from duetime.pipeline.kafka import client_id
 from duetime.pipeline.notices import Noticing, notices
 from duetime.pipeline.outbox import OUTBOX, query_name
-from duetime.pipeline.probe import Prober
+from duetime.pipeline.probe import Probers
 from duetime.pipeline.queries import Queries
 from duetime.pipeline.recurring import RECURRING
 from duetime.pipeline.release import Release
@@ -95,6 +96,8 @@ class Leader:
             stores = self._stores()
             self._releases = [self._release(each) for each in stores]
             self._queries = self._begun_by(self._notices(stores[-1]))
+            # What they tell when they have been begun is of no more use behind that.
+            self._to_stop.callback(RECOVERY_SECONDS.clear)
             self._to_stop.callback(self._queries.stop)
             for release in self._releases:
                 self._to_stop.callback(release.stop)
@@ -182,10 +185,7 @@ class Leader:
 
     def _probes(self) -> Iterator[Beside]:
         if self._settings.metrics_port and self._settings.probes:
-            yield Prober(self._settings, self._means.clock)
-            for name, cluster in self._settings.clusters.items():
-                if cluster.probe_topic:
-                    yield Prober(self._settings, self._means.clock, name)
+            yield Probers(self._settings, self._means.clock)
 
     def _start(self, them: Iterable[Beside]) -> None:
         for each in them:

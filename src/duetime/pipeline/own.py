@@ -4,7 +4,7 @@ On another cluster nothing is ours: the topic there is one that the configuratio
 """
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +23,7 @@ ARRIVALS, DRILLED = 0, 1
 TIMEOUT_S = 10.0
 
 #: The ways that a probe may take.
-LANES, STORE = "lanes", "store"
+LANES, STORE = PATHS = "lanes", "store"
 
 #: How long before they are due, in ms: well within the lanes; and beyond the horizon by as much.
 AHEAD_MS = 500
@@ -104,7 +104,7 @@ class Probe:
 
 
 class Probes:
-    """Two at a time, one through the lanes and one through the store, by everybody's way."""
+    """At most two at a time, one through the lanes and one through the store: everybody's way."""
 
     def __init__(self, settings: Settings, name: str, cluster: str | None = None) -> None:
         topic = settings.clusters[cluster].probe_topic if cluster else None
@@ -113,12 +113,17 @@ class Probes:
         #: Tells ours from those of others.
         self._mark = f"{name}-{uuid.uuid4().hex[:12]}."
 
-    def send(self, now_ms: int, on_delivery: ProbeDelivered) -> list[Probe]:
-        """Send two, and wait a moment until Kafka has them. Raises KafkaException, BufferError."""
+    def send(
+        self, now_ms: int, on_delivery: ProbeDelivered, paths: Sequence[str] = PATHS
+    ) -> list[Probe]:
+        """Send these, and wait a moment until Kafka has them.
+
+        Raises KafkaException, BufferError.
+        """
         # While Kafka takes none, none is sent: it would be late by its own fault.
         if self._own.producer.flush(0):
             return []
-        probes = [Probe(path, now_ms + delay_ms) for path, delay_ms in self._delay_ms.items()]
+        probes = [Probe(path, now_ms + self._delay_ms[path]) for path in paths]
         for each in probes:
             self._own.send(
                 each.due_ms,
@@ -136,7 +141,10 @@ class Probes:
     def arrived(self, consumer: Consumer, timeout_s: float) -> Iterator[tuple[Probe, int]]:
         """Which of ours have come, and how late, in ms. Raises KafkaException."""
         for record in consumer.consume(TAKEN, timeout=timeout_s):
-            if not record.error() and (probe := self._ours(record)):
+            if error := record.error():
+                # The topic is gone, say: whoever reads begins anew, or learns that it cannot.
+                raise KafkaException(error)
+            if probe := self._ours(record):
                 yield probe, record.timestamp()[1] - probe.due_ms
 
     def _ours(self, record: Message) -> Probe | None:

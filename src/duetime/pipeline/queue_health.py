@@ -4,7 +4,9 @@ Read from Kafka and not told by the tracker: that sleeps while nothing is overdu
 message grows older all the same, above all where the tracker stands still.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from duetime import metrics
 from duetime.clock import Clock
@@ -37,9 +39,15 @@ class Counted:
 class QueueHealth:
     """Looks at all queues. Not thread-safe."""
 
-    def __init__(self, settings: Settings, clock: Clock, offsets: Offsets) -> None:
-        """Raises KafkaError."""
-        self._clock, self._offsets = clock, offsets
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        offsets: Offsets,
+        tell: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`tell` says what only one that leads can say, or does not. Raises KafkaError."""
+        self._clock, self._offsets, self._tell = clock, offsets, tell
         self._dead = {name: own.dead_topic(name) for name, own in settings.queues.items()}
         self._notes = Notes(settings)
         self._counted = {
@@ -50,9 +58,7 @@ class QueueHealth:
         """Look once. Raises KafkaError."""
         now_ms = self._clock.now_ms()
         for queue, (note, dead) in self._known().items():
-            oldest_ms = now_ms if note.oldest_ms is None else min(note.oldest_ms, now_ms)
-            metrics.QUEUE_IN_FLIGHT.labels(queue).set(note.open)
-            metrics.QUEUE_OLDEST_SECONDS.labels(queue).set((now_ms - oldest_ms) / 1_000)
+            self._tell(partial(_say, queue, note, now_ms))
             more_out, more_dead = self._counted[queue].more(note.out, dead)
             metrics.QUEUE_REDELIVERED.labels(queue).inc(more_out)
             metrics.QUEUE_DEAD.labels(queue).inc(more_dead)
@@ -67,6 +73,12 @@ class QueueHealth:
         notes = {queue: self._notes.of(queue) for queue in self._dead}
         ends = self._offsets.appended(self._dead.values())
         return {queue: (note, ends[self._dead[queue]] or 0) for queue, note in notes.items()}
+
+
+def _say(queue: str, note: Note, now_ms: int) -> None:
+    oldest_ms = now_ms if note.oldest_ms is None else min(note.oldest_ms, now_ms)
+    metrics.QUEUE_IN_FLIGHT.labels(queue).set(note.open)
+    metrics.QUEUE_OLDEST_SECONDS.labels(queue).set((now_ms - oldest_ms) / 1_000)
 
 
 def forget() -> None:
