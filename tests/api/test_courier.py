@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from prometheus_client import REGISTRY
 from tests.api.conftest import NOWHERE, problem_of
 from tests.api.made_kafka import MadeKafka
 from tests.conftest import eventually
@@ -130,8 +131,16 @@ def test_what_no_disk_took_may_arrive_and_a_second_try_waits_for_that(serving, k
     assert kafka.arrived == ["a", "b", "c"]
 
 
-def test_the_same_request_again_has_the_same_status(serving, kafka):
-    client = serving(NOWHERE)
+def counted():
+    """How many messages the API says that it took, by what had them."""
+    return [
+        REGISTRY.get_sample_value("duetime_api_messages_total", {"to": each}) or 0
+        for each in ("kafka", "spool")
+    ]
+
+
+def test_the_same_request_again_has_the_same_status_and_is_counted_once(serving, kafka):
+    client, (to_kafka, to_spool) = serving(NOWHERE), counted()
     kafka.is_open.set()
     assert post(client, "early").status_code == 201
     kafka.is_open.clear()
@@ -142,6 +151,7 @@ def test_the_same_request_again_has_the_same_status(serving, kafka):
     eventually(lambda: kafka.arrived == ["early", "late"])
     assert post(client, "late").status_code == 202
     assert post(client, "early", "new").status_code == 201
+    assert counted() == [to_kafka + 2, to_spool + 1]
 
 
 def failing_put(*_):

@@ -3,6 +3,7 @@
 from concurrent.futures import wait
 
 import pytest
+from prometheus_client import REGISTRY
 from tests.conftest import SetClock
 
 from duetime.pipeline.release import Release
@@ -38,12 +39,14 @@ def test_each_rescue_is_noted_with_its_time_its_number_and_when_its_slots_were_d
         wheel.message("orders", second_ms + each)
     wheel.message("orders", second_ms + SECOND)
     clock.ms = second_ms + 5 * SECOND
+    counted = REGISTRY.get_sample_value("duetime_rescued_messages_total")
 
     wait(release.rescue_once())
     wait(release.rescue_once())
 
     assert release.rescues == (Rescue(clock.ms, 4, second_ms, second_ms + 2 * SECOND),)
     assert release.rescued == 4
+    assert REGISTRY.get_sample_value("duetime_rescued_messages_total") == counted + 4
 
 
 def test_a_rescue_tells_when_its_slots_were_due_as_far_as_that_is_known(release, now_ms):

@@ -69,6 +69,7 @@ def test_a_standby_takes_over_and_each_message_comes_once(live, tmp_path, how):
         leader, standby = sorted((one, other), key=lambda each: each.pid != first)
         eventually(leader.leads)
         assert not standby.leads()
+        assert standby.told("duetime_recovery_seconds", "lanes") == 0
         jvms = children(first)
         ids = schedule(live, topic, 1_500, over_s=30)
         # A thousand at a time of what was missed, and the last at its minute.
@@ -84,6 +85,8 @@ def test_a_standby_takes_over_and_each_message_comes_once(live, tmp_path, how):
         before = len(inbox.arrived)
         inbox.until(lambda: len(inbox.arrived) > before + 50, "messages from the standby")
         assert time.monotonic() - gone_s < TAKEOVER_S
+        # What was in flight there was finished here first.
+        eventually(lambda: standby.told("duetime_recovery_seconds", "lanes") > 0)
         send_signal(first, signal.SIGCONT)
         ids |= schedule(live, topic, 100, over_s=10)
         complete(live, topic, inbox, ids)
@@ -107,7 +110,10 @@ class Told(NamedTuple):
     port: int
 
     def leads(self):
-        return scraped(self.port)["duetime_leading"] == 1
+        return self.told("duetime_leading") == 1
+
+    def told(self, name, *labels):
+        return scraped(self.port).get((name, *labels) if labels else name, 0)
 
 
 def is_alive(pid):
