@@ -137,6 +137,15 @@ def broker(tmp_path_factory):
     local.stop()
 
 
+def program(name, package):
+    """Where it is. What is missing skips on a laptop and fails in CI."""
+    found = shutil.which(name)
+    if found is None:
+        assert not os.environ.get("CI")
+        pytest.skip(f"there is no {name} (Debian: {package})")
+    return found
+
+
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory):
     """A real Redis, for whoever does not harm it. Skipped and failed as the broker is."""
@@ -175,10 +184,7 @@ def certificate(tmp_path_factory):
         f"req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {chain} -days 2 -subj /CN=duetime"
     )
     alternative = ["-addext", f"subjectAltName=IP:{HOST}"]
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        assert not os.environ.get("CI")
-        pytest.skip("there is no openssl")
+    openssl = program("openssl", "openssl")
     subprocess.run([openssl, *words.split(), *alternative], check=True, capture_output=True)
     return key, chain
 

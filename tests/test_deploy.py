@@ -17,26 +17,39 @@ import kubernetes_validate
 import pytest
 import yaml
 from prometheus_client import REGISTRY
+from tests.conftest import program
 
-from duetime import metrics  # noqa: F401 (registers them)
+from duetime import metrics
 from duetime.config import Settings
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 DASHBOARD = DEPLOY / "grafana" / "duetime.json"
 RULES = DEPLOY / "prometheus" / "duetime.rules.yml"
+SCRAPE = RULES.with_name("scrape.yml")
 DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 
 #: The release whose schemas the manifests fit; docs/deploying.md names it.
 KUBERNETES = "1.37"
 
-#: What the modules of the metrics export, by the names that Prometheus sees.
+#: What a sample of a metric is called, by the metric's type, beside its name.
+SAMPLES = {"gauge": [""], "counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"]}
+
+#: What Prometheus says of every sample itself.
+OF_THE_TARGET = {"job", "instance"}
+
+#: The metrics themselves: a gauge, a counter or a histogram each.
+METRICS = [each for each in vars(metrics).values() if hasattr(each, "_labelnames")]
+
+FAMILIES = [family for each in METRICS for family in each.describe()]
+
+#: The labels of what is exported, by the names that Prometheus sees.
 EXPORTED = {
-    sample
-    for family in REGISTRY.collect()
-    for sample in (family.name, *(family.name + end for end in ("_total", "_count", "_bucket")))
-    if family.name.startswith("duetime_")
+    family.name + end: {*each._labelnames, *(["le"] if end == "_bucket" else [])}
+    for each in METRICS
+    for family in each.describe()
+    for end in SAMPLES[family.type]
 }
 
 
@@ -47,25 +60,45 @@ TARGETS = [
 ]
 
 
-def expressions():
-    rules = yaml.safe_load(RULES.read_text(encoding="utf-8"))
-    yield from (rule["expr"] for group in rules["groups"] for rule in group["rules"])
-    yield from (target["expr"] for target in TARGETS)
+ALERTS = {
+    rule["alert"]: rule["expr"]
+    for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+}
+
+EXPRESSIONS = [*ALERTS.values(), *(target["expr"] for target in TARGETS)]
 
 
-NAMED = {name for each in expressions() for name in re.findall(r"\bduetime_\w+", each)}
+def named(expression):
+    return set(re.findall(r"\bduetime_\w+", expression))
+
+
+NAMED = {name for each in EXPRESSIONS for name in named(each)}
 
 
 def test_every_metric_that_is_named_is_exported():
-    assert NAMED <= EXPORTED
+    assert EXPORTED.keys() >= NAMED
+
+
+def test_what_is_exported_is_what_the_registry_has():
+    families = {each.name for each in FAMILIES} - {"duetime_leading"}
+    assert families == {each.name for each in REGISTRY.collect() if "duetime_" in each.name}
 
 
 def test_every_metric_is_on_the_dashboard_and_in_the_docs():
     text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-    for family in REGISTRY.collect():
-        if family.name.startswith("duetime_"):
-            assert any(name.startswith(family.name) for name in NAMED), family.name
-            assert f"`{family.name}" in text
+    for family in FAMILIES:
+        assert any(name.startswith(family.name) for name in NAMED), family.name
+        assert f"`{family.name}" in text
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_labels_that_are_named_are_there(expression):
+    of_all = OF_THE_TARGET.union(*(EXPORTED[name] for name in named(expression)))
+    grouped = re.findall(r"\b(?:by|on) \(([^)]*)\)", expression)
+    assert {label for each in grouped for label in each.split(", ")} <= of_all
+    for name, matchers in re.findall(r"\b(duetime_\w+){([^}]*)}", expression):
+        assert set(re.findall(r"(\w+)[=!]", matchers)) <= EXPORTED[name] | OF_THE_TARGET
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda each: each["expr"])
@@ -80,18 +113,21 @@ def test_lines_of_a_panel_are_told_apart_by_their_legends(target):
 
 def test_every_alert_says_what_to_do():
     text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-    alerts = re.findall(r"alert: (\w+)", RULES.read_text(encoding="utf-8"))
-    assert alerts
-    assert all(f"`{each}`" in text for each in alerts)
+    assert ALERTS
+    assert all(f"| `{each}` |" in text for each in ALERTS)
+
+
+def test_every_alert_is_shown_to_fire_and_to_be_quiet():
+    tests = yaml.safe_load(RULES.with_name("duetime.test.yml").read_text(encoding="utf-8"))["tests"]
+    cases = [case for each in tests for case in each["alert_rule_test"]]
+    for fires in (True, False):
+        shown = {each["alertname"] for each in cases if bool(each.get("exp_alerts")) is fires}
+        assert shown == ALERTS.keys()
 
 
 @pytest.fixture(scope="module")
 def promtool():
-    found = shutil.which("promtool")
-    if found is None:
-        assert not os.environ.get("CI")
-        pytest.skip("there is no promtool (Debian: prometheus)")
-    return found
+    return program("promtool", "prometheus")
 
 
 @pytest.mark.parametrize(
@@ -111,11 +147,29 @@ def test_promtool_accepts_what_the_dashboard_asks(promtool, tmp_path):
     assert told.returncode == 0, told.stderr.decode()
 
 
+def test_promtool_accepts_how_duetime_is_scraped(promtool, tmp_path):
+    told = yaml.safe_load(SCRAPE.read_text(encoding="utf-8"))
+    # Debian's promtool knows no Kubernetes, but what becomes of the pods' labels.
+    for job in told["scrape_configs"]:
+        job.pop("kubernetes_sd_configs", None)
+    path = tmp_path / SCRAPE.name
+    path.write_text(yaml.safe_dump(told))
+    words = ["check", "config", "--syntax-only", path]
+    done = subprocess.run([promtool, *words], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pods_are_scraped_by_the_labels_and_ports_that_they_have():
+    parts = {each["metadata"].get("labels", {}).get("part") for each in objects()}
+    ports = {port["name"] for pod in pods() for port in pod["containers"][0].get("ports", [])}
+    kept = set(re.findall(r"regex: duetime;(\w+)", SCRAPE.read_text(encoding="utf-8")))
+    assert kept == {"metrics", "api"}
+    assert kept <= parts | ports
+
+
 @pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").iterdir()), ids=lambda each: each.name)
 def test_systemd_accepts_the_unit(unit, tmp_path):
-    systemd = shutil.which("systemd-analyze")
-    if systemd is None:
-        pytest.skip("there is no systemd-analyze")
+    systemd = program("systemd-analyze", "systemd")
     # It looks for the program, which is installed where the unit is.
     here = unit.read_text(encoding="utf-8").replace("/opt/duetime/bin/duetime", "/bin/true")
     (tmp_path / unit.name).write_text(here, encoding="utf-8")
@@ -131,6 +185,18 @@ def test_the_unit_finds_the_jars_where_the_docs_put_them():
     put = set(re.findall(r"^(DUETIME_JARS=\S+) ", text, flags=re.MULTILINE))
     assert put == set(re.findall(r"^Environment=(DUETIME_JARS=\S+)$", unit, flags=re.MULTILINE))
     assert put
+
+
+def test_what_is_run_beside_the_units_has_their_secrets():
+    (secrets,) = {
+        found
+        for unit in (DEPLOY / "systemd").iterdir()
+        for found in re.findall(r"^EnvironmentFile=\S+$", unit.read_text(), flags=re.MULTILINE)
+    }
+    text = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8")
+    beside = re.findall(r"^.*bin/duetime .*$", text, flags=re.MULTILINE)
+    assert beside
+    assert all(f" -p {secrets} " in each for each in beside)
 
 
 def test_nothing_is_installed_from_an_index_that_does_not_have_it():

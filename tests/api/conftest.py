@@ -1,7 +1,5 @@
 """The API in a thread of this process, on a real broker, whose wheel is filled by hand."""
 
-import os
-import shutil
 import threading
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -9,7 +7,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from playwright.sync_api import expect, sync_playwright
-from tests.conftest import WheelWriter, created_topics, eventually, small_settings
+from tests.conftest import WheelWriter, created_topics, eventually, program, small_settings
 
 from duetime.api.address import url
 from duetime.api.serve import server
@@ -81,10 +79,7 @@ def alone(tmp_path_factory):
 @pytest.fixture(scope="module")
 def browser():
     """Where there is no Chromium, tests are skipped on a laptop and fail in CI."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        assert not os.environ.get("CI")
-        pytest.skip("there is no chromium: install it (Debian: apt install chromium)")
+    chromium = program("chromium", "chromium")
     own = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=chromium, args=own)

@@ -2,12 +2,12 @@
 
 import json
 import re
-import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.api.test_messages import taken_in
+from tests.conftest import program
 from tests.snippets import ROOT, of, run
 
 from duetime.message import MessageId
@@ -17,9 +17,7 @@ PAGE = ROOT / "docs" / "api.md"
 
 @pytest.mark.system
 def test_the_first_request_is_answered_as_the_page_says(api):
-    curl = shutil.which("curl")
-    if curl is None:
-        pytest.skip("there is no curl")
+    program("curl", "curl")
     text = PAGE.read_text(encoding="utf-8")
     (request,) = re.findall(r"^curl .*$", text, re.MULTILINE)
     (shown,) = re.findall(r'^\{"id".*$', text, re.MULTILINE)
