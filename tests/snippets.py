@@ -75,15 +75,32 @@ SHELL = [each for each in BLOCKS if is_shell(each)]
 OTHERS = [each for each in BLOCKS if each not in SHELL + of("toml", "json", "python")]
 
 
+def assigned(line):
+    """What a line of a shell sets for a command: names and values, also those given to Docker."""
+    return dict(word.split("=", 1) for word in shlex.split(line) if re.match(r"DUETIME_\w+=", word))
+
+
+def started(words):
+    """The words behind `duetime`, where a command line is one of it."""
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        words = words[1:]
+    if words[:2] == ["docker", "run"]:
+        # The image is called so; without words it does what the Dockerfile says.
+        image = len(words) - words[::-1].index("duetime")
+        yield words[image:] or ["run"]
+    elif words[:1] == ["duetime"]:
+        yield words[1:]
+    else:
+        at = [number for number, word in enumerate(words) if word.endswith("bin/duetime")]
+        yield from (words[number + 1 :] for number in at)
+
+
 def commands(*pages):
     """Every `duetime ...` of a block or a line of text, as its words; of all pages, or of these."""
     for block in SHELL:
         for line in block.text.splitlines():
-            words = shlex.split(line, comments=True)
-            at = [number for number, word in enumerate(words) if word.endswith("bin/duetime")]
-            at = at or [0] * (words[:1] == ["duetime"])
             if not pages or block.page in pages:
-                yield from (words[number + 1 :] for number in at)
+                yield from started(shlex.split(line, comments=True))
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
         if not pages or path.name in pages:

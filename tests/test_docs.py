@@ -1,14 +1,18 @@
 """The documents say what the code says."""
 
+import re
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
 from duetime.api.problems import STATUS
+from duetime.clock import parse_instant
 from duetime.config import Settings
 from duetime.errors import DuetimeError, Reason
+from duetime.required import required_topics
 from duetime.retry import HANDLER_FAILED
+from duetime.tables import Cluster, QueueSettings
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -42,6 +46,60 @@ def test_every_reason_of_a_problem_is_in_the_docs(reason):
     text = (DOCS / "api.md").read_text(encoding="utf-8")
     errors = text.partition("## Errors")[2].partition("\n## ")[0]
     assert f"`{reason}`" in errors
+
+
+#: Settings under which every kind of topic is needed.
+ALL_TOPICS = Settings(
+    store="aerospike://127.0.0.1:3000/test",
+    aerospike_notices=True,
+    clusters={"eu": Cluster(bootstrap="eu:9092")},
+    queues={"jobs": QueueSettings(partitions=2)},
+    delayed_topics={"orders.delayed": {"delayed.delivery.enable": True}},
+)
+
+OTHER_INTAKES = "the other intake topics"
+#: What the page calls topics whose names are a configuration's, by their names here.
+CALLED = {
+    "duetime.outbox.eu": "duetime.outbox.<cluster>",
+    "jobs": "a [queue]",
+    "jobs__markers": "__markers",
+    "jobs__undelivered": "__undelivered",
+    "orders.delayed": "a [delayed topic]",
+    "event_delayer_publisher": OTHER_INTAKES,
+    "duetime.in.countdown": OTHER_INTAKES,
+    "duetime.in.scheduler": OTHER_INTAKES,
+}
+
+
+def names(cell, called):
+    """Whether a row is about what is called so: a name stands in backticks."""
+    return f"`{called}`" in cell or (called in CALLED.values() and called in cell)
+
+
+@pytest.mark.parametrize("topic", required_topics(ALL_TOPICS), ids=lambda each: each.name)
+def test_every_topic_has_a_row_with_its_partitions_and_what_keeps_it(topic):
+    table = (DOCS / "operating.md").read_text(encoding="utf-8").partition("## Topics")[2]
+    called = re.sub(r"wheel\.\d", "wheel.0", CALLED.get(topic.name, topic.name))
+    rows = [
+        line.split("|") for line in table.partition("\n## ")[0].splitlines() if line[:2] == "| "
+    ]
+    _, _, partitions, settings, _ = next(row for row in rows if names(row[1], called))
+    assert set(re.findall(r"\d+", partitions)) <= {str(topic.partitions)}
+    assert ("compact`" in settings) == (topic.settings.get("cleanup.policy") == "compact")
+
+
+def test_an_id_that_is_shown_is_the_time_that_is_shown_beside_it():
+    shown = [
+        (found[1], found[2])
+        for page in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
+        for found in re.finditer(
+            r'"([0-9a-f]{12})-[^"]*"[^{}]*?"due(?:_at_ms)?": "?([^",}]+)',
+            page.read_text(encoding="utf-8"),
+        )
+    ]
+    assert len(shown) >= 2
+    for due, said in shown:
+        assert int(due, 16) == (int(said) if said.isdigit() else parse_instant(said))
 
 
 def test_the_readme_starts_with_the_way_to_start():

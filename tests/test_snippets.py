@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -11,7 +12,19 @@ import tomllib
 import confluent_kafka
 import pytest
 import typer
-from tests.snippets import BOOTSTRAP, OTHERS, PAGES, ROOT, SHELL, Enough, commands, of, run
+from tests.snippets import (
+    BOOTSTRAP,
+    OTHERS,
+    PAGES,
+    ROOT,
+    SHELL,
+    Enough,
+    assigned,
+    commands,
+    of,
+    run,
+    started,
+)
 from tests.test_retry import sent, taken
 
 from duetime.cli import app, main
@@ -59,6 +72,34 @@ def test_a_block_of_commands_is_a_shells(block):
     assert set(re.findall(r"^make ([a-z]+)", block.text, re.MULTILINE)) <= set(targets)
     for name in re.findall(r"\bdeploy/\S+", block.text):
         assert (ROOT / name).exists()
+
+
+#: Variables of the environment that are no settings.
+NO_SETTINGS = {"DUETIME_JARS", "DUETIME_CONFIG"}
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_settings_that_commands_are_given_are_taken(block, monkeypatch):
+    for line in block.text.splitlines():
+        given = assigned(line)
+        with monkeypatch.context() as patch:
+            for name in given.keys() - NO_SETTINGS:
+                # Any other would be passed over.
+                assert name.removeprefix("DUETIME_").lower() in Settings.model_fields
+                patch.setenv(name, given[name])
+            Settings()
+
+
+def test_commands_are_found_behind_what_sets_them_and_in_containers():
+    lines = {
+        "DUETIME_STORE=redis://a duetime run": [["run"]],
+        "docker run --name duetime -v duetime:/x -e A=b duetime topics": [["topics"]],
+        "docker run -d --name duetime duetime": [["run"]],
+        "docker build -t duetime .": [],
+    }
+    for line, found in lines.items():
+        assert list(started(shlex.split(line))) == found
+    assert {("run",), ("topics",)} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("block", of("toml"), ids=str)
@@ -179,9 +220,10 @@ def test_the_snippets_with_dataframes_run(spark, settings, capfd):
 
 
 def test_the_site_is_built_without_a_warning(tmp_path):
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    # Not quietly: what is not said is not counted either.
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
     quiet = {"NO_MKDOCS_2_WARNING": "1", "PATH": "/usr/bin"}
     done = subprocess.run(build, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, re.findall("^(?!INFO).+", done.stderr, re.MULTILINE)) == (0, [])
     pages = {path.name for path in tmp_path.glob("*.html")}
     assert {f"{path.stem}.html" for path in PAGES[1:]} <= pages

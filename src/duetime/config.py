@@ -170,7 +170,9 @@ class Settings(Connection, BaseSettings):
         1_000, description="How long before the first retry; doubled for each further one"
     )
     retry_backoff_max_ms: Annotated[int, Field(ge=100)] = Field(
-        3_600_000, description="The longest time between two tries"
+        3_600_000,
+        description="The longest time between two tries; each leaves a copy in `duetime.failed` for "
+        "so long, however many there are",
     )
     retry_topics: dict[str, RetryPolicy] = Field(
         default_factory=dict,
