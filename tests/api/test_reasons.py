@@ -1,0 +1,87 @@
+"""What the API refuses, and the intake would, has one reason: a table of what is wrong in both."""
+
+import httpx
+import pytest
+from pyspark.sql import functions as F
+from tests.api.conftest import NOWHERE, Running, alike
+from tests.conftest import RECORD
+from tests.envelopes.test_golden import NOW_MS, headers_of, record
+
+from duetime.api.address import url
+from duetime.config import Settings
+from duetime.pipeline.intake import Intake
+from duetime.topics import TopicNames
+
+pytestmark = pytest.mark.system
+
+SETTINGS = Settings(bootstrap=NOWHERE.bootstrap, max_message_bytes=2_000)
+
+#: A message of the API that can be taken, and the same as headers.
+TAKEN = {"topic": "orders", "at": "2020-01-01T00:00:00Z", "id": "a"}
+HEADERS = {"due-topic": "orders", "due-at-ms": "1577836800000", "due-id": "a"}
+
+#: What makes each of them wrong; None takes a part away.
+WRONG = [
+    ("no-topic", {"topic": None}, {"due-topic": None}),
+    ("bad-topic", {"topic": "a b"}, {"due-topic": "a b"}),
+    ("bad-topic", {"topic": ".."}, {"due-topic": ".."}),
+    ("bad-topic", {"topic": "x" * 250}, {"due-topic": "x" * 250}),
+    ("internal-topic", {"topic": "__consumer_offsets"}, {"due-topic": "__consumer_offsets"}),
+    ("internal-topic", {"topic": "duetime.in"}, {"due-topic": "duetime.in"}),
+    ("bad-partition", {"partition": -1}, {"due-partition": "-1"}),
+    ("bad-partition", {"partition": 1_000_000}, {"due-partition": "1000000"}),
+    ("unknown-cluster", {"cluster": "a b"}, {"due-cluster": "a b"}),
+    ("no-due-time", {"at": None}, {"due-at-ms": None}),
+    ("two-due-times", {"in": "1s"}, {"due-in-ms": "1000"}),
+    ("bad-due-time", {"at": None, "in": "-1s"}, {"due-at-ms": None, "due-in-ms": "-1"}),
+    ("beyond-wheel", {"at": "2200-01-01T00:00:00Z"}, {"due-at-ms": "7258118400000"}),
+    ("bad-id", {"id": "a b"}, {"due-id": "a b"}),
+    ("bad-id", {"id": "@a"}, {"due-id": "@a"}),
+    ("bad-id", {"id": ""}, {"due-id": ""}),
+    ("bad-id", {"id": "x" * 201}, {"due-id": "x" * 201}),
+    ("too-large", {"value": "x" * 2_001}, {"value": "x" * 2_001}),
+    ("too-large", {"headers": {"h": "x" * 2_000}}, {"h": "x" * 2_000}),
+    ("bad-expiry", {"headers": {"due-expires-ms": "soon"}}, {"due-expires-ms": "soon"}),
+    ("bad-expiry", {"headers": {"due-expires-ms": "-1"}}, {"due-expires-ms": "-1"}),
+    (
+        "bad-expiry",
+        {"cron": "@daily", "headers": {"due-expires-ms": "1"}},
+        {"due-cron": "@daily", "due-expires-ms": "1"},
+    ),
+]
+
+
+def case(changed):
+    own = HEADERS | changed
+    value = own.pop("value", "v")
+    headers = [[name, text] for name, text in own.items() if text is not None]
+    return {"topic": TopicNames(SETTINGS).native, "value": value, "headers": headers}
+
+
+@pytest.fixture(scope="module")
+def refused(spark):
+    """The reasons of the intake, in the order of the table."""
+    records = [record(offset, case(changed)) for offset, (*_, changed) in enumerate(WRONG)]
+    # One task: each of them would start a Python.
+    frame = spark.createDataFrame(spark.sparkContext.parallelize(records, 1), RECORD)
+    intake = Intake(SETTINGS)
+    asked = intake.understood(frame).withColumn("now", F.lit(NOW_MS))
+    rows = asked.transform(intake.judged).transform(intake.routed).collect()
+    return [dict(headers_of(row)).get("due-error", b"").decode() for row in rows]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    named = alike(SETTINGS, tmp_path_factory.mktemp("api"))
+    running = Running(named)
+    with httpx.Client(base_url=url(named), timeout=30) as opened:
+        yield opened
+    running.stop()
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)), ids=lambda each: f"{each}-{WRONG[each][0]}")
+def test_what_is_wrong_has_the_same_reason_in_the_api_and_in_the_intake(client, refused, number):
+    reason, changed, _ = WRONG[number]
+    message = {name: each for name, each in (TAKEN | changed).items() if each is not None}
+    answer = client.post("/v1/messages", json=message)
+    assert (answer.json()["reason"], refused[number]) == (reason, reason)
