@@ -184,6 +184,9 @@ def test_what_is_chosen_and_what_a_colour_means_is_seen_where_colours_are_forced
     assert chosen.evaluate(ground) != other.evaluate(ground)
     exact, spread = (page.locator(f".key.{each}").evaluate(ground) for each in ("exact", "spread"))
     assert len({exact, spread, behind}) == 3
+    # Else the browser lays its own ground behind the words of a button that has the chosen colours.
+    button = page.get_by_role("button", name="Search")
+    assert button.evaluate("each => getComputedStyle(each).forcedColorAdjust") == "none"
     line = "each => getComputedStyle(each).borderTopColor"
     assert page.locator(".key.p50").evaluate(line) == exact
 

@@ -1,6 +1,6 @@
 // How late the API's own messages come, since the page is open: each reading is of the last minute.
 
-import { count, instant } from "./format.js";
+import { count, tick } from "./format.js";
 import { KEPT_MS, showLines } from "./lines.js";
 import { Tabled } from "./tabled.js";
 
@@ -8,7 +8,7 @@ const LINES = [["p50", "p50_ms"], ["p99", "p99_ms"], ["max", "max_ms"]];
 
 const ms = (head, name) => ({ head, kind: "number", cell: (each) => `${count(each[name])} ms` });
 const COLUMNS = [
-  { head: "At", kind: "time", cell: (each) => instant(each.at) },
+  { head: "At", kind: "time", cell: (each) => tick(each.at, KEPT_MS) },
   ms("Median", "p50_ms"), ms("p99", "p99_ms"), ms("Most", "max_ms"),
 ];
 const tabled = new Tabled("lateness-table", "Lateness", COLUMNS);

@@ -1,6 +1,6 @@
 // Throughput since the page is open, from counts of records that were ever appended.
 
-import { instant, rate } from "./format.js";
+import { rate, tick } from "./format.js";
 import { KEPT_MS, showLines } from "./lines.js";
 import { Tabled } from "./tabled.js";
 
@@ -9,7 +9,7 @@ const SMOOTH_MS = 10_000;
 
 const said = (number) => (number == null ? "not known" : rate(number));
 const COLUMNS = [
-  { head: "At", kind: "time", cell: (each) => instant(each.at) },
+  { head: "At", kind: "time", cell: (each) => tick(each.at, KEPT_MS) },
   { head: "Taken in, a second", kind: "number", cell: (each) => said(each.in) },
   { head: "Left the wheel, a second", kind: "number", cell: (each) => said(each.out) },
 ];
