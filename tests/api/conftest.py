@@ -1,7 +1,7 @@
 """The API in a thread of this process, on a real broker, whose wheel is filled by hand."""
 
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 import httpx
@@ -69,9 +69,16 @@ def api(serving, settings, topics):  # noqa: ARG001 (the topics must be there)
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """A client of a server without a Kafka."""
-    settings = alike(NOWHERE, tmp_path_factory.mktemp("api"))
-    running = Running(settings)
-    with httpx.Client(base_url=url(settings), timeout=30) as client:
+    with opened(NOWHERE, tmp_path_factory.mktemp("api")) as client:
+        yield client
+
+
+@contextmanager
+def opened(settings, directory):
+    """A client of a server with these settings, for several tests."""
+    named = alike(settings, directory)
+    running = Running(named)
+    with httpx.Client(base_url=url(named), timeout=30) as client:
         yield client
     running.stop()
 

@@ -44,14 +44,7 @@ class FailingKafka(ListedKafka):
 
 @pytest.fixture
 def kafka(monkeypatch):
-    failing = FailingKafka()
-    failing.install(
-        monkeypatch,
-        name_of=lambda each: each.partition("-")[2],
-        acknowledge_s=0.1,
-        ask_again_s=0.05,
-    )
-    return failing
+    return FailingKafka().installed(monkeypatch)
 
 
 @pytest.mark.parametrize("failing", ["at_looks", "at_sends"])

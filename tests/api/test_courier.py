@@ -45,17 +45,19 @@ class ListedKafka(MadeKafka):
                 self.records.append(record)
             report(RecordRefused("too large") if bad else None, str(record.id))
 
+    def installed(self, monkeypatch):
+        """The same, in place of Kafka."""
+        self.install(monkeypatch, name_of=unique_of, acknowledge_s=0.1, ask_again_s=0.05)
+        return self
+
+
+def unique_of(name):
+    return name.partition("-")[2]
+
 
 @pytest.fixture
 def kafka(monkeypatch):
-    listed = ListedKafka()
-    listed.install(
-        monkeypatch,
-        name_of=lambda each: each.partition("-")[2],
-        acknowledge_s=0.1,
-        ask_again_s=0.05,
-    )
-    return listed
+    return ListedKafka().installed(monkeypatch)
 
 
 def post(client, *names, **parts):

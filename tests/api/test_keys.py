@@ -109,42 +109,27 @@ async def one(sending, over, sent):
     return [each.id.due_ms for each in begun.records]
 
 
-def test_what_others_have_sent_meanwhile_is_no_message_of_ones_own():
-    async def run():
-        tries, over, sent = Tries(), asyncio.Event(), []
-        first = asyncio.create_task(one(tries.sending("x"), over, sent))
+async def three(**parts):
+    """Of x, then of both, then of y with these parts, while the first is under way."""
+    tries, over, sent = Tries(), asyncio.Event(), []
+    begun = []
+    for sending in (tries.sending("x"), tries.sending("x", "y"), tries.sending("y", **parts)):
+        begun.append(asyncio.create_task(one(sending, over, sent)))
         await asyncio.sleep(0)
-        waiting = asyncio.create_task(one(tries.sending("x", "y"), over, sent))
-        await asyncio.sleep(0)
-        other = asyncio.create_task(one(tries.sending("y", topic="other"), over, sent))
-        await asyncio.sleep(0)
-        over.set()
-        await asyncio.gather(first, other)
-        with pytest.raises(IdTaken):
-            await waiting
-        assert sent == [["x"], ["y"]]
+    over.set()
+    return await asyncio.gather(*begun, return_exceptions=True), sent
 
-    asyncio.run(run())
+
+def test_what_others_have_sent_meanwhile_is_no_message_of_ones_own():
+    (_, waited, _), sent = asyncio.run(three(topic="other"))
+    assert isinstance(waited, IdTaken)
+    assert sent == [["x"], ["y"]]
 
 
 def test_what_was_sent_meanwhile_has_the_time_of_its_first_try():
-    async def run():
-        tries, over, sent = Tries(), asyncio.Event(), []
-        first = asyncio.create_task(one(tries.sending("x"), over, sent))
-        await asyncio.sleep(0)
-        waiting = asyncio.create_task(one(tries.sending("x", "y"), over, sent))
-        await asyncio.sleep(0)
-        other = asyncio.create_task(one(tries.sending("y"), over, sent))
-        await asyncio.sleep(0)
-        over.set()
-        assert await asyncio.gather(first, other, waiting) == [
-            [300_001],
-            [300_002],
-            [300_001, 300_002],
-        ]
-        assert sent == [["x"], ["y"], []]
-
-    asyncio.run(run())
+    due_ms, sent = asyncio.run(three())
+    assert due_ms == [[300_001], [300_001, 300_002], [300_002]]
+    assert sent == [["x"], ["y"], []]
 
 
 def test_what_never_left_takes_no_id():

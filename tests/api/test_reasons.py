@@ -1,13 +1,11 @@
 """What the API refuses, and the intake would, has one reason: a table of what is wrong in both."""
 
-import httpx
 import pytest
 from pyspark.sql import functions as F
-from tests.api.conftest import NOWHERE, Running, alike
+from tests.api.conftest import NOWHERE, opened
 from tests.conftest import RECORD
 from tests.envelopes.test_golden import NOW_MS, headers_of, record
 
-from duetime.api.address import url
 from duetime.config import Settings
 from duetime.pipeline.intake import Intake
 from duetime.topics import TopicNames
@@ -72,11 +70,8 @@ def refused(spark):
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    named = alike(SETTINGS, tmp_path_factory.mktemp("api"))
-    running = Running(named)
-    with httpx.Client(base_url=url(named), timeout=30) as opened:
-        yield opened
-    running.stop()
+    with opened(SETTINGS, tmp_path_factory.mktemp("api")) as made:
+        yield made
 
 
 @pytest.mark.parametrize("number", range(len(WRONG)), ids=lambda each: f"{each}-{WRONG[each][0]}")

@@ -4,11 +4,9 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
-from tests.api.conftest import NOWHERE, Running, alike, problem_of
+from tests.api.conftest import NOWHERE, opened, problem_of
 
-from duetime.api.address import url
 from duetime.api.keys import Keys
 from duetime.api.wanted import NewMessage
 from duetime.clock import SystemClock
@@ -140,11 +138,9 @@ def test_what_is_wrong_in_many_places_is_told_of_a_few(roomy, wrong):
 @pytest.fixture(scope="module")
 def roomy(tmp_path_factory):
     """A client of a server that takes as many messages at once as there are."""
-    named = alike(NOWHERE, tmp_path_factory.mktemp("api"))
-    running = Running(named.model_copy(update={"api_batch_messages": 10 * MANY}))
-    with httpx.Client(base_url=url(named), timeout=30) as client:
+    settings = NOWHERE.model_copy(update={"api_batch_messages": 10 * MANY})
+    with opened(settings, tmp_path_factory.mktemp("api")) as client:
         yield client
-    running.stop()
 
 
 def test_of_many_messages_that_cannot_be_taken_a_hundred_are_told(alone):
