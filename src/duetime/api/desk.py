@@ -7,7 +7,8 @@ from functools import partial
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.openapi.models import HTTPBearer
+from fastapi.security.base import SecurityBase
 
 from duetime.api.cancels import Cancels
 from duetime.api.courier import Courier
@@ -60,21 +61,29 @@ def open_spool(settings: Settings) -> Spool:
     return Spool(settings.api_spool or data_home() / "spool.db", settings.api_spool_bytes)
 
 
-async def _desk(request: Request) -> Desk:
+def desk_of(request: Request) -> Desk:
+    """Where this request is answered from."""
     return cast("Desk", request.app.state.desk)
+
+
+async def _desk(request: Request) -> Desk:
+    return desk_of(request)
 
 
 AtDesk = Annotated[Desk, Depends(_desk)]
 
-Bearer = HTTPBearer(auto_error=False, description="One of `api_tokens`, where there are any.")
+
+class Bearer(SecurityBase):
+    """Who asks, as the guard has found out; and how the document tells of tokens."""
+
+    model = HTTPBearer(description="One of `api_tokens`, where there are any.")
+    scheme_name = "HTTPBearer"
+
+    async def __call__(self, request: Request) -> Caller:
+        """Fails where the guard has not asked for a token."""
+        return cast("Caller", request.scope[CALLER])
 
 
-async def caller_of(
-    request: Request,
-    _: Annotated[HTTPAuthorizationCredentials | None, Depends(Bearer)],  # for the document
-) -> Caller:
-    """Who asks, as the guard has found out: before it, nothing is read of what was sent."""
-    return cast("Caller", request.scope[CALLER])
-
+caller_of = Bearer()
 
 ByCaller = Annotated[Caller, Depends(caller_of)]

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from duetime.api.desk import AtDesk, ByCaller, Desk
+from duetime.api.desk import AtDesk, ByCaller, Desk, desk_of
 from duetime.api.document import Responses, may_be, plain
 from duetime.api.examples import DUE_MS, ID
 from duetime.api.models import (
@@ -69,8 +69,9 @@ Wanted = Annotated[
 ]
 
 
-async def _counting(request: Request, desk: AtDesk) -> Desk:
+async def _counting(request: Request) -> Desk:
     """The desk; before a message is made of each, of which there may be a million."""
+    desk = desk_of(request)
     try:
         # It is read already, unless it is said to be something else.
         given = await request.json()
