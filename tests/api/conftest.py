@@ -31,6 +31,12 @@ def alike(settings, directory):
     return settings.model_copy(update=own)
 
 
+def guarded(settings, token, directory):
+    """The same, for whoever has this token alone."""
+    tokens = {"api_tokens": {"all": {"token": token}}}
+    return alike(type(settings)(**settings.model_dump() | tokens), directory)
+
+
 class Running:
     """A server in a thread of this process."""
 

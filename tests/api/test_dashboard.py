@@ -3,7 +3,7 @@
 import httpx
 import pytest
 from playwright.sync_api import expect
-from tests.api.conftest import Running, alike
+from tests.api.conftest import Running, alike, guarded
 from tests.api.page import NAME, answer, live, local, search, show, tile
 from tests.api.test_events import events, reject
 from tests.conftest import dead_letters_of
@@ -201,8 +201,7 @@ def test_a_lost_connection_is_said_and_found_again(look, served, tmp_path):
 
 
 def test_a_token_is_asked_for_and_kept_in_the_tab_alone(look, served, tmp_path):
-    tokens = {"api_tokens": {"all": {"token": SECRET}}}
-    running = Running(alike(type(served)(**served.model_dump() | tokens), tmp_path))
+    running = Running(guarded(served, SECRET, tmp_path))
     page = look(running.settings)
     asked = page.get_by_role("dialog", name="A token is needed")
 

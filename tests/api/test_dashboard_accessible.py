@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
-from tests.api.conftest import Running, alike
+from tests.api.conftest import Running, alike, guarded
 from tests.api.page import answer, live, search, show
 from tests.api.test_dashboard_controls import list_of, note
 from tests.api.test_events import reject
@@ -85,8 +85,7 @@ def test_each_dialog_is_named_and_readable_and_fits(seen, served, waiting, now_m
 
 
 def test_what_asks_for_a_token_is_named_and_readable_and_fits(seen, served, tmp_path):
-    tokens = {"api_tokens": {"all": {"token": TOKEN}}}
-    running = Running(alike(type(served)(**served.model_dump() | tokens), tmp_path))
+    running = Running(guarded(served, TOKEN, tmp_path))
     page = seen(running.settings)
     asked = page.get_by_role("dialog", name="A token is needed")
     expect(asked).to_be_visible()

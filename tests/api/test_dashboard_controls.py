@@ -5,7 +5,7 @@ import re
 import pytest
 from confluent_kafka import Producer
 from playwright.sync_api import expect
-from tests.api.conftest import Running, alike, failed
+from tests.api.conftest import Running, alike, failed, guarded
 from tests.api.page import answer, live, local, search, show, tile
 from tests.api.test_events import reject
 from tests.conftest import dead_letters_of
@@ -301,8 +301,7 @@ def test_an_id_that_is_none_is_told(look, served, now_ms):
 
 
 def test_a_token_is_asked_for_until_there_is_one(look, served, tmp_path):
-    tokens = {"api_tokens": {"all": {"token": "0123456789abcdef"}}}
-    running = Running(alike(type(served)(**served.model_dump() | tokens), tmp_path))
+    running = Running(guarded(served, "0123456789abcdef", tmp_path))
     page = look(running.settings)
     asked = page.get_by_role("dialog", name="A token is needed")
     expect(asked).to_be_visible()

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 from playwright.sync_api import expect
-from tests.api.conftest import Running, alike
+from tests.api.conftest import Running, alike, guarded
 from tests.api.page import answer, live, search, show
 from tests.api.test_dashboard_controls import list_of, rows
 from tests.conftest import dead_letters_of
@@ -183,8 +183,7 @@ def test_a_request_that_is_never_answered_is_given_up(look, served):
 
 def test_a_token_may_be_looked_for_longer_than_any_request(look, served, tmp_path):
     token = "0123456789abcdef"  # noqa: S105 (of this test alone)
-    tokens = {"api_tokens": {"all": {"token": token}}}
-    running = Running(alike(type(served)(**served.model_dump() | tokens), tmp_path))
+    running = Running(guarded(served, token, tmp_path))
     page = look(running.settings, clock=True)
     asked = page.get_by_role("dialog", name="A token is needed")
     expect(asked).to_be_visible()

@@ -69,7 +69,7 @@ def test_a_standby_takes_over_and_each_message_comes_once(live, tmp_path, how):
         leader, standby = sorted((one, other), key=lambda each: each.pid != first)
         eventually(leader.leads)
         assert not standby.leads()
-        assert standby.told("duetime_recovery_seconds", "lanes") == 0
+        assert standby.told("duetime_recovery_seconds", "intake") == 0
         jvms = children(first)
         ids = schedule(live, topic, 1_500, over_s=30)
         # A thousand at a time of what was missed, and the last at its minute.
@@ -86,7 +86,7 @@ def test_a_standby_takes_over_and_each_message_comes_once(live, tmp_path, how):
         inbox.until(lambda: len(inbox.arrived) > before + 50, "messages from the standby")
         assert time.monotonic() - gone_s < TAKEOVER_S
         # What was in flight there was finished here first.
-        eventually(lambda: standby.told("duetime_recovery_seconds", "lanes") > 0)
+        eventually(lambda: standby.told("duetime_recovery_seconds", "intake") > 0)
         send_signal(first, signal.SIGCONT)
         ids |= schedule(live, topic, 100, over_s=10)
         complete(live, topic, inbox, ids)
