@@ -51,7 +51,7 @@ fast: setup
 	@$(BIN)/pytest -m "not system"
 
 docs: setup ## the documentation as a site, in site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "the site is in site/: $(BIN)/mkdocs serve shows it"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "the site is in site/: $(BIN)/mkdocs serve shows it"
 
 bench: setup ## the measured figures of the README, one JSON line each
 	@$(BIN)/duetime bench lateness --rate 10000 --seconds 60 --delay 5s..30s --json
