@@ -30,7 +30,7 @@ up: setup ## a local Kafka and the pipeline, until Ctrl-C
 	@$(BIN)/duetime up
 
 test: setup ## every test but the hostile ones
-	@$(BIN)/pytest -m "not hostile" -n 2 --no-loadscope-reorder --durations=60 --durations-min=4
+	@$(BIN)/pytest -m "not hostile" -n 3 --no-loadscope-reorder --durations=60 --durations-min=4
 
 again: setup ## the tests that failed in the last run
 	@$(BIN)/pytest -m "not hostile" --last-failed --last-failed-no-failures=none

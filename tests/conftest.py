@@ -92,7 +92,7 @@ APART = {f"{SHARED}test_{name}.py" for name in OWN}
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """All tests of the one pipeline in one process, one after the other; others file by file."""
-    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 (only where there are two)
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 (only where there are several)
 
     class OnePipeline(LoadFileScheduling):
         def _split_scope(self, nodeid):
@@ -103,7 +103,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of two processes, one gets the longest first, and the other all that may go beside it."""
+    """One process gets the longest first, and the others all that may go beside it."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(SHARED))
 
