@@ -171,8 +171,8 @@ class Settings(Connection, BaseSettings):
     )
     retry_backoff_max_ms: Annotated[int, Field(ge=100)] = Field(
         3_600_000,
-        description="The longest time between two tries; each leaves a copy in `duetime.failed` for "
-        "so long, however many there are",
+        description="The longest time between two tries; each leaves a copy in `duetime.failed` "
+        "for so long, however many there are",
     )
     retry_topics: dict[str, RetryPolicy] = Field(
         default_factory=dict,

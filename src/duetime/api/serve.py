@@ -20,8 +20,8 @@ from duetime.local.ports import require_free
 log = logging.getLogger(__name__)
 
 #: How many objects are made, and not freed yet, before Python looks for cycles among them. A batch
-#: makes thousands that are all alive at once: by default Python looks several times in each. To look
-#: through 50,000 stops everybody for 30 to 60 ms, each second; through these, for 3.
+#: makes thousands that are all alive at once: by default Python looks several times in each. To
+#: look through 50,000 stops everybody for 30 to 60 ms, each second; through these, for 3.
 YOUNG = 5_000
 
 #: How long requests that are under way may take at the end, in seconds.
