@@ -93,6 +93,9 @@ def test_what_comes_every_few_minutes_comes_through_both_of_them(expression):
         ("45 1 * * *", "2026-04-04T12:00", ["05 01:45+11", "06 01:45+10"]),
         ("*/15 1 * * *", "2026-04-05T01:20", HALF_HOUR_TWICE),
         ("@hourly", "2026-04-05T00:30", ["05 01:00+11", "05 02:00+10", "05 03:00+10"]),
+        # As contracts.md tells: cronsim leaves these out.
+        ("7 */2 * * *", "2026-04-05T00:00", ["05 00:07+11", "05 04:07+10"]),
+        ("*/20 2 * * *", "2026-04-05T00:00", ["05 02:40+10", "06 02:00+10"]),
     ],
 )
 def test_clocks_may_be_set_by_half_an_hour(expression, start, runs):

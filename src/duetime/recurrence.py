@@ -3,7 +3,8 @@
 Days and hours are those of the zone's clocks, as in Debian's cron. Where the clocks are set
 forward, what is at a fixed time in the hour that is missing comes at its end, once. Where they are
 set back, that comes once, the first time it is that late; what comes every hour, or every few
-minutes, comes through both hours. Evaluated by cronsim.
+minutes, comes through both hours. Evaluated by cronsim, which may leave out a run of chosen hours
+and a `*` where clocks are set back by half an hour.
 """
 
 from collections.abc import Mapping
