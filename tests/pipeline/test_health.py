@@ -9,11 +9,12 @@ import pytest
 from confluent_kafka import Producer
 from prometheus_client import REGISTRY
 from pydantic import SecretStr
-from tests.conftest import eventually
+from tests.conftest import dead_letters_of, eventually
 
 from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
 from duetime.pipeline.health import CONTRACTS, Health
+from duetime.stores.offsets import Offsets, Unreadable
 from duetime.topics import TopicNames
 
 pytestmark = pytest.mark.system
@@ -61,6 +62,41 @@ def test_what_waits_is_told_by_level_and_what_came_is_counted(settings, wheel, n
     health.start()
     health.close()
     assert told("duetime_pending_records", level="0") is None
+
+
+def may_not_be_described(_topic):
+    raise Unreadable("it may not be described")
+
+
+def is_missing(_topic):
+    return []
+
+
+@pytest.mark.usefixtures("topics")
+@pytest.mark.parametrize("answer", [may_not_be_described, is_missing])
+def test_what_a_topic_has_is_not_counted_again_when_it_could_not_be_looked_at_for_once(
+    settings, monkeypatch, answer
+):
+    dead_letters_of(settings)()
+    health, before = Health(settings, SystemClock(), None), ended("dead")
+    with monkeypatch.context() as patched:
+        patched.setattr(health._offsets, "readable_places", answer)
+        health.look()
+    health.look()
+    assert ended("dead") == before
+    dead_letters_of(settings)()
+    health.look()
+    assert ended("dead") == before + 1
+
+
+@pytest.mark.usefixtures("topics")
+def test_what_a_topic_has_is_not_counted_when_it_may_be_read_at_last(settings, monkeypatch):
+    dead_letters_of(settings)()
+    with monkeypatch.context() as patched:
+        patched.setattr(Offsets, "readable_places", lambda _, topic: may_not_be_described(topic))
+        health, before = Health(settings, SystemClock(), None), ended("dead")
+    health.look()
+    assert ended("dead") == before
 
 
 @pytest.mark.usefixtures("topics")

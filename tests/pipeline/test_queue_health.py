@@ -32,6 +32,11 @@ def test_dead_letters_whose_topic_was_made_anew_are_counted_on():
     assert Counted(out=9, dead=5).more(out=10, dead=1) == (0, 1)
 
 
+def test_dead_letters_that_could_not_be_counted_for_once_are_not_counted_again():
+    counted = Counted(out=9, dead=5)
+    assert [counted.more(out=9, dead=dead) for dead in (0, 5, 6)] == [(0, 0), (0, 0), (0, 1)]
+
+
 @pytest.fixture
 def queue(broker):
     """Settings with one queue, and its name."""

@@ -126,17 +126,16 @@ class Health:
         self._tell(partial(_say_what_waits, levels, late=late, lag_ms=lag_ms))
 
     def _count(self) -> None:
-        ends = self._ends()
-        for topic, end in ends.items():
-            self._counters[topic].inc(more_than(self._totals[topic], end))
-        self._totals = ends
+        for topic, end in self._ends().items():
+            self._counters[topic].inc(more_than(self._totals.get(topic, end), end))
+            # What is missing for once has none, and is not new when it is found again.
+            self._totals[topic] = end or self._totals.get(topic, 0)
 
     def _ends(self) -> dict[str, int]:
-        """How many records were ever appended to each topic."""
+        """How many records were ever appended to each topic that we may read."""
         # Who may write there need not be allowed to read.
-        return {
-            topic: count or 0 for topic, count in self._offsets.appended(self._counters).items()
-        }
+        ends = self._offsets.appended(self._counters)
+        return {topic: count for topic, count in ends.items() if count is not None}
 
 
 def _say_what_waits(levels: Mapping[int, int], *, late: float, lag_ms: float) -> None:

@@ -30,7 +30,8 @@ class Counted:
         """How many more were delivered again, and given up. Never too many."""
         more_dead = more_than(self.dead, dead)
         self.untold += more_than(self.out, out) - more_dead
-        self.out, self.dead = out, dead
+        # A topic that cannot be looked at for once has none: its letters are not new after that.
+        self.out, self.dead = out, dead or self.dead
         redelivered = max(0, self.untold)
         self.untold -= redelivered
         return redelivered, more_dead
