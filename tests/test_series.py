@@ -37,6 +37,12 @@ class Talk:
         """As after a crash: the book has what was written of it."""
         return self.say(again=True)
 
+    def say_anew(self, kept):
+        """As without a checkpoint: the last records, as many as the topic has yet, in one batch."""
+        everything = [each for batch in self._batches for each in batch]
+        self._batches.append(everything[-kept:])
+        return self.say(again=True)
+
 
 def said(operation, series=DAILY, at_ms=NOW_MS, start_ms=None, next_ms=None):
     return lambda offset: Said(
@@ -59,7 +65,7 @@ def talk():
 
 
 FIRST = NOW_MS + 10 * MINUTE - NOW_MS % (10 * MINUTE)
-SECOND, THIRD = FIRST + 10 * MINUTE, FIRST + 20 * MINUTE
+SECOND, THIRD, FOURTH = (FIRST + each * MINUTE for each in (10, 20, 30))
 
 
 def test_a_series_waits_for_its_first_run_and_each_run_for_the_next(talk):
@@ -105,7 +111,7 @@ def test_what_begins_later_is_known_at_once_and_may_be_paused_stopped_and_replac
 def test_what_was_written_without_a_start_is_read(talk):
     talk.say(said(DEFINE, start_ms=SECOND))
     written = json.loads(talk.book.pages["nightly"].encoded())
-    for name in ("start_ms", "ended_ms", "replaced"):
+    for name in ("start_ms", "ended_ms", "replaced", "resumed_ms", "resumed_at"):
         del written["now"][name]
     series = Page.decoded(json.dumps(written).encode()).now
     assert (series.start_ms, series.next_ms(NOW_MS)) == (0, FIRST)
@@ -117,6 +123,30 @@ def test_while_it_is_paused_runs_are_left_out(talk):
     assert talk.say(ran(FIRST)) == [(NEXT, SECOND)]
     assert talk.say(said(RESUME)) == []
     assert talk.say(ran(SECOND)) == [(RUN, SECOND), (NEXT, THIRD)]
+
+
+def test_runs_that_a_pause_left_out_stay_so_where_they_are_heard_again_and_the_pause_is_not(talk):
+    talk.say(said(DEFINE), said(PAUSE))
+    again = replace(DAILY, since="2-nightly")
+    later = [
+        ran(FIRST),
+        said(DEFINE, again, at_ms=SECOND - LEAD_MS),
+        ran(THIRD, again),
+        said(RESUME, at_ms=THIRD),
+        ran(FOURTH, again),
+    ]
+    for each in later:
+        talk.say(each)
+    assert (RUN, FOURTH) in talk.say_anew(len(later))
+    assert [run_ms for kind, run_ms in talk.say_again() if kind == RUN] == [FOURTH]
+
+
+@pytest.mark.parametrize("resumed", [(FIRST, 0), (0, 10_000)], ids=["clock behind", "made anew"])
+def test_a_run_after_a_pause_comes_whatever_the_brokers_clock_and_the_offsets_say(talk, resumed):
+    resumed_ms, resumed_at = resumed
+    since = replace(DAILY, resumed_ms=resumed_ms, resumed_at=resumed_at)
+    talk.book.note({"nightly": Page(since)})
+    assert talk.say(ran(FIRST)) == [(RUN, FIRST), (NEXT, SECOND)]
 
 
 def test_what_is_defined_anew_while_it_is_paused_stays_so(talk):

@@ -111,15 +111,13 @@ class Hearing:
             return self._came_back(said, series, said.next_ms) if said.next_ms else series
         if said.operation == STOP:
             return replace(series, ended_ms=said.at_ms, replaced=())
-        return replace(series, is_paused=said.operation == PAUSE)
+        return _paused_or_resumed(series, said)
 
     def _defined(self, said: Said, was: Series | None) -> Series | None:
         before = was if was and was.ended_ms is None else None
         start_ms = max(said.start_ms, _free_from_ms(was, said.at_ms))
-        # A pause is its operator's: whoever sends the series once more does not end it.
-        is_paused = before is not None and before.is_paused
-        replaced = _replaced(before, said) if before else ()
-        new = replace(said.series, start_ms=start_ms, is_paused=is_paused, replaced=replaced)
+        new = _like(before, said) if before else said.series
+        new = replace(new, start_ms=start_ms)
         try:
             first_ms = new.recurrence.first(start_ms)
         except InvalidMessage as error:
@@ -145,7 +143,7 @@ class Hearing:
 
     def _goes_on(self, said: Said, series: Series, next_ms: int) -> Series:
         runs = series.recurrence.runs(next_ms, said.at_ms, self.most)
-        self._send(said, runs, is_paused=series.is_paused)
+        self._send(said, runs, series)
         return series if runs.next_ms is not None else replace(series, ended_ms=said.at_ms)
 
     def _left_over(self, said: Said, series: Series, next_ms: int, until_ms: int) -> Series:
@@ -157,11 +155,11 @@ class Hearing:
         recurrence = said.series.recurrence
         recurrence = replace(recurrence, until_ms=min(recurrence.until_ms, until_ms))
         runs = recurrence.runs(next_ms, said.at_ms, self.most)
-        self._send(said, runs, is_paused=series.is_paused)
+        self._send(said, runs, series)
         return series if runs.next_ms is not None else over
 
-    def _send(self, said: Said, runs: Runs, *, is_paused: bool) -> None:
-        for run_ms in [] if is_paused else runs.due_ms:
+    def _send(self, said: Said, runs: Runs, series: Series) -> None:
+        for run_ms in [] if _is_left_out(said, series) else runs.due_ms:
             self.outcomes.append(Outcome(said.offset, RUN, run_ms, run_ms))
         if runs.next_ms is not None:
             due_ms = max(0, runs.next_ms - LEAD_MS)
@@ -172,6 +170,32 @@ class Hearing:
     ) -> Series | None:
         self.outcomes.append(Outcome(said.offset, REFUSED, reason=reason, detail=detail))
         return series
+
+
+def _paused_or_resumed(series: Series, said: Said) -> Series:
+    is_paused = said.operation == PAUSE
+    if is_paused or not series.is_paused:
+        return replace(series, is_paused=is_paused)
+    return replace(series, is_paused=False, resumed_ms=said.at_ms, resumed_at=said.offset)
+
+
+def _is_left_out(said: Said, series: Series) -> bool:
+    # Not by offsets alone, because they begin anew where the topic is made anew; and not by times
+    # alone, because two brokers' clocks differ.
+    was_paused = said.at_ms <= series.resumed_ms and said.offset < series.resumed_at
+    return series.is_paused or was_paused
+
+
+def _like(was: Series, said: Said) -> Series:
+    """The one that takes the place of another, with what stays as it was."""
+    # A pause is its operator's: whoever sends the series once more does not end it.
+    return replace(
+        said.series,
+        is_paused=was.is_paused,
+        resumed_ms=was.resumed_ms,
+        resumed_at=was.resumed_at,
+        replaced=_replaced(was, said),
+    )
 
 
 def _before(book: Book, name: str, batch: int) -> Series | None:

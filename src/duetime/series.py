@@ -35,6 +35,10 @@ class Series:
     partition: str | None = None
     cluster: str | None = None
     is_paused: bool = False
+    #: When it went on after a pause, epoch ms, and the offset of what said so: what was said before
+    #: leads to no run, also where it is heard once more and the pause is not there any more.
+    resumed_ms: int = 0
+    resumed_at: int = 0
     #: It begins then, epoch ms; 0 where whoever wrote it down did not say.
     start_ms: int = 0
     #: When it was stopped, or over, epoch ms; None while it goes on.

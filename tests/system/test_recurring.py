@@ -219,7 +219,7 @@ def test_the_command_lists_shows_pauses_resumes_and_stops_series(live, sender, d
 
     (found,) = listed()
     assert told.items() <= found.items()
-    assert {"ended_ms", "replaced"}.isdisjoint(found)
+    assert {"ended_ms", "replaced", "resumed_ms", "resumed_at"}.isdisjoint(found)
     assert duetime("pause", name) == (0, f"paused: {name}\n")
     assert "next     paused" in duetime("show", name)[1]
     assert duetime("resume", name) == (0, f"resumed: {name}\n")

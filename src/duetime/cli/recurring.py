@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 #: What is nothing to whoever asks about a series.
-BOOKKEEPING = ("ended_ms", "replaced")
+BOOKKEEPING = ("resumed_ms", "resumed_at", "ended_ms", "replaced")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The id that it was sent with.")]
 
