@@ -1,5 +1,6 @@
 """A cancel's definite answer for what waits for a retry; the clock stands where a test wants it."""
 
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 
 import pytest
@@ -12,6 +13,7 @@ from duetime.connection import librdkafka_properties
 from duetime.errors import KafkaError, TooLate
 from duetime.failed import find_failed
 from duetime.message import DUE_AT_MS, DUE_ERROR, DUE_ERROR_DETAIL, WAITING_HEADERS, MessageId
+from duetime.stores.offsets import Offsets
 from duetime.stores.opening import open_reader
 from duetime.stores.records import RangeReader
 from duetime.topics import TopicNames
@@ -32,8 +34,8 @@ def fails(settings, wheel, now_ms):  # noqa: ARG001 (the topics must be there)
     """Writes down that a message has failed, as the pipeline does; returns its retries."""
     producer = Producer(librdkafka_properties(settings))
 
-    def fail(identity, reason="not-authorised", *, retried_ms=None, attempts=None):
-        retry = "" if retried_ms is None else f"::{retried_ms}:{attempts}:{now_ms}"
+    def fail(identity, reason="not-authorised", *, retried_ms="", attempts=None, failed_ms=now_ms):
+        retry = "" if attempts is None else f"::{retried_ms}:{attempts}:{failed_ms}"
         values = ("orders", None, f"{now_ms}{retry}", str(identity.due_ms), str(identity))
         headers = list(zip(WAITING_HEADERS, values, strict=True))
         said = [(DUE_ERROR, reason), (DUE_ERROR_DETAIL, "so it is")]
@@ -183,6 +185,27 @@ def test_what_has_failed_is_read_once_for_all_who_ask(settings, fails, identity,
     assert set(read) == {0, 1}
     assert sum(read) == len(others)
     assert find_failed(identity, settings, now_ms) is None
+
+
+def test_who_is_overtaken_by_another_who_asks_does_not_read_all_again(
+    fails, identity, read, monkeypatch
+):
+    for _ in range(3):
+        fails(identity)
+    ends = Offsets.ends
+    with ThreadPoolExecutor() as pool:
+
+        def overtaken(self, places):
+            found = ends(self, places)
+            monkeypatch.setattr(Offsets, "ends", ends)
+            # It comes first if it can.
+            wait([pool.submit(fails, identity)], timeout=2)
+            return found
+
+        monkeypatch.setattr(Offsets, "ends", overtaken)
+        read.clear()
+        assert len(fails(identity)) == 4
+    assert max(read) == 1
 
 
 def test_what_is_freed_or_was_not_asked_for_before_is_no_matter(settings, fails, now_ms, read):

@@ -52,21 +52,21 @@ def find_failed(identity: MessageId, settings: Settings, now_ms: int) -> Failed 
     place = TopicNames(settings).failed, 0
     with closing(Offsets(settings, f"{settings.namespace}.reader")) as offsets:
         start = offsets.first_since({place: earliest_ms})[place]
-        first, end = offsets.starts([place])[place], offsets.ends([place])[place]
-    if start is None:
-        return None
-    with RangeReader(settings) as reader:
-        index = _index(settings.bootstrap, place)
-        found = index.of(identity, reader, first, OffsetRange(*place, start, end))
-        ranges = [OffsetRange(*place, each, each + 1) for each in found]
-        entries = [entry for each in ranges for entry in reader.entries_of(identity, [each])]
+        if start is None:
+            return None
+        with RangeReader(settings) as reader:
+            index = _index(settings.bootstrap, place)
+            found = index.of(identity, reader, offsets, start)
+            ranges = [OffsetRange(*place, each, each + 1) for each in found]
+            entries = [entry for each in ranges for entry in reader.entries_of(identity, [each])]
     return _judged(entries, settings) if entries else None
 
 
 class Index:
     """Where each id is in a partition: 16 bytes a record. Thread-safe: one reads, others wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._lock = threading.Lock()
         #: What is known: offsets from the one up to, not including, the other.
         self._start = self._end = 0
@@ -74,27 +74,26 @@ class Index:
         self._offsets, self._hashes = array("q"), array("q")
 
     def of(
-        self, identity: MessageId, reader: RangeReader, first: int, asked: OffsetRange
+        self, identity: MessageId, reader: RangeReader, offsets: Offsets, start: int
     ) -> list[int]:
-        """Offsets of records in the range that most likely have this id.
-
-        `first` is the first one that the partition still has.
-        """
+        """Offsets of records, from that one on, that most likely have this id."""
+        place = self._place
         with self._lock:
-            self._follow(reader, first, asked)
-            return list(self._of(hash(str(identity).encode()), asked.start))
+            # Asked here: who waits for the lock with an end would come with an old one.
+            first, end = offsets.starts([place])[place], offsets.ends([place])[place]
+            self._follow(reader, first, OffsetRange(*place, start, end))
+            return list(self._of(hash(str(identity).encode()), start))
 
     def _follow(self, reader: RangeReader, first: int, asked: OffsetRange) -> None:
         if not self._offsets or self._end > asked.end:
             # Nothing is known yet, or it is of another topic that had this name.
             self._start = self._end = asked.start
             self._offsets, self._hashes = array("q"), array("q")
-        place = asked.topic, asked.partition
         if asked.start < self._start:
-            offsets, hashes = _read(reader, place, asked.start, self._start)
+            offsets, hashes = _read(reader, self._place, asked.start, self._start)
             self._offsets, self._hashes = offsets + self._offsets, hashes + self._hashes
             self._start = asked.start
-        offsets, hashes = _read(reader, place, max(first, self._end), asked.end)
+        offsets, hashes = _read(reader, self._place, max(first, self._end), asked.end)
         self._offsets.extend(offsets)
         self._hashes.extend(hashes)
         self._end = asked.end
@@ -116,7 +115,7 @@ class Index:
 @lru_cache(maxsize=8)
 def _index(bootstrap: str, place: Place) -> Index:  # noqa: ARG001 (they tell it from others)
     """The one that all of this process share."""
-    return Index()
+    return Index(place)
 
 
 def _read(
