@@ -1,6 +1,8 @@
 """A handler that fails: again later, then a dead letter."""
 
+import asyncio
 import re
+from contextlib import closing
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -169,6 +171,21 @@ def test_a_coroutine_function_is_no_handler():
 
     with pytest.raises(TypeError, match="coroutine"):
         retry_later(backoff=exponential("1s", max="1h"), attempts=3, settings=Settings())(handle)
+
+
+class Coroutine:
+    """Something to call whose call is a coroutine."""
+
+    async def __call__(self, _):
+        """Nobody awaits it."""
+
+
+def test_a_handler_that_returns_something_to_be_awaited_has_handled_nothing():
+    decorate = retry_later(backoff=exponential("1s", max="1h"), attempts=3, settings=Settings())
+    with closing(asyncio.new_event_loop()) as loop:
+        for handler in (Coroutine(), lambda _: loop.create_future()):
+            with pytest.raises(TypeError, match="to be awaited"):
+                decorate(handler)(Record("orders", 0, 7))
 
 
 def sent(settings, topic, headers, value=b"v"):

@@ -72,28 +72,39 @@ def retry_later(
     scheduled anew, or dead. Only then commit its offset: after a crash it is handled again, so it
     may be tried more often. Raises KafkaError where Kafka did not take it: do not commit then.
 
-    Raises TypeError for a coroutine function: it has done nothing yet when it returns.
+    Raises TypeError for a coroutine function: it has done nothing yet when it returns. What it
+    returns raises it where the handler has returned something to be awaited.
     """
     retries = Retries(settings or load_settings(), clock or SystemClock(), backoff, attempts)
 
     def decorate(handle: Handler) -> Handler:
         if inspect.iscoroutinefunction(handle):
-            raise TypeError(
-                f"{handle!r} is a coroutine function, which has done nothing yet when it returns: "
-                "let a plain function run it, with asyncio.run"
-            )
+            raise _not_plain(handle)
 
         @wraps(handle)
         def handled(message: Message) -> object:
             try:
-                return handle(message)
+                result = handle(message)
             except Exception as error:  # noqa: BLE001 (whatever the handler raises)
                 retries.take(message, type(error).__name__)
                 return None
+            if inspect.isawaitable(result):
+                if inspect.iscoroutine(result):
+                    # Else Python warns that nobody has awaited it.
+                    result.close()
+                raise _not_plain(handle)
+            return result
 
         return handled
 
     return decorate
+
+
+def _not_plain(handle: Handler) -> TypeError:
+    return TypeError(
+        f"{handle!r} is a coroutine function, or returns something to be awaited, and has done "
+        "nothing yet when it returns: let a plain function run it, with asyncio.run"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
