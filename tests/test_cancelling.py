@@ -162,6 +162,24 @@ def test_a_retry_that_has_failed_again_is_over_and_the_next_one_waits(identity, 
     assert fails(identity, retried_ms=second_ms, attempts=9) == ()
 
 
+def test_what_was_delivered_at_once_and_failed_again_waits_for_that_retry_alone(
+    settings, identity, fails
+):
+    fails(identity, "unknown-topic")
+    # There was the topic then: no retry of it was made.
+    again = fails(identity, attempts=1, failed_ms=appended_ms(settings))
+    assert len(again) == 1
+    # Another copy, which has failed for the first time.
+    assert len(fails(identity)) == 2
+
+
+def appended_ms(settings):
+    """When the first failure was written down."""
+    place = TopicNames(settings).failed, 0
+    with closing(Offsets(settings, settings.namespace)) as offsets:
+        return offsets.first_appended_ms([place])[place]
+
+
 @pytest.fixture
 def read(monkeypatch):
     """How many records were read each time."""

@@ -138,12 +138,20 @@ def _judged(entries: Sequence[Entry], settings: Settings) -> Failed:
         if each.retry:
             # That retry is over: it is this failure.
             waiting.pop(each.retry.at_ms, None)
+        waiting = {ms: one for ms, one in waiting.items() if not _is_next(one, each)}
         if (retry_ms := _retry_ms(each, settings)) is not None:
             waiting[retry_ms] = each
     return Failed(
         retries_ms=tuple(sorted(waiting)),
         was_unknown=all(_was_unknown(each.record) for each in waiting.values()),
     )
+
+
+def _is_next(failure: Entry, later: Entry) -> bool:
+    """Whether the later one came of trying that again, also at once and not at its retry."""
+    attempts, failed = (_number(later.record, each) for each in ("attempts", "failed"))
+    first_ms = _number(failure.record, "failed") or failure.record.timestamp()[1]
+    return attempts == _attempts(failure.record) + 1 and failed == first_ms
 
 
 def _retry_ms(entry: Entry, settings: Settings) -> int | None:
@@ -161,8 +169,14 @@ def _retry_ms(entry: Entry, settings: Settings) -> int | None:
 
 
 def _attempts(record: Message) -> int:
+    """How often it was tried before it failed."""
+    return _number(record, "attempts") or 0
+
+
+def _number(record: Message, name: str) -> int | None:
     state = headers_of(record)[WAITING_HEADERS.index(DUE_STATE)][1]
-    return int(of_state((state or b"").decode(), "attempts") or 0)
+    text = of_state((state or b"").decode(), name)
+    return int(text) if text else None
 
 
 def _was_unknown(record: Message) -> bool:
