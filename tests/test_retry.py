@@ -12,6 +12,7 @@ from tests.conftest import SetClock, configure
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.dead import DeadLetters, Selection
+from duetime.errors import ClientFailed
 from duetime.message import UNIQUE_PATTERN
 from duetime.retry import Failure, exponential, retry_later
 
@@ -164,6 +165,14 @@ class Record:
     def offset(self):
         return self._place[2]
 
+    def timestamp(self):
+        return (1, 5)
+
+    def key(self):
+        return None
+
+    value = headers = key
+
 
 def test_a_coroutine_function_is_no_handler():
     async def handle(_):
@@ -186,6 +195,46 @@ def test_a_handler_that_returns_something_to_be_awaited_has_handled_nothing():
         for handler in (Coroutine(), lambda _: loop.create_future()):
             with pytest.raises(TypeError, match="to be awaited"):
                 decorate(handler)(Record("orders", 0, 7))
+
+
+class FailedClient:
+    """Fails for good with the first record; another one does not."""
+
+    def __init__(self, *, at_once):
+        self.at_once, self.made, self.taken = at_once, 0, []
+
+    def __call__(self, _):
+        self.made += 1
+        return self
+
+    def send(self, record, report):
+        failed = ClientFailed("out of sequence") if self.made == 1 else None
+        if failed and self.at_once:
+            raise failed
+        report(failed, str(record.id))
+        if not failed:
+            self.taken.append(record.id)
+
+    def flush(self):
+        """All is reported."""
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_client_that_fails_for_good_is_replaced_for_the_next_failure(monkeypatch, at_once):
+    client = FailedClient(at_once=at_once)
+    monkeypatch.setattr("duetime.retry.Producer", client)
+    settings = Settings(bootstrap="127.0.0.1:1")
+
+    @retry_later(backoff=exponential("1m", max="1h"), attempts=3, settings=settings)
+    def handle(_):
+        raise ZeroDivisionError
+
+    failed = Record("orders", 0, 7)
+    with pytest.raises(ClientFailed):
+        handle(failed)
+    for _ in range(2):
+        handle(failed)
+    assert (client.made, len(client.taken)) == (2, 2)
 
 
 def sent(settings, topic, headers, value=b"v"):

@@ -20,7 +20,7 @@ from confluent_kafka import Message
 from duetime.client import Producer
 from duetime.clock import Clock, SystemClock, parse_duration
 from duetime.config import Settings, load_settings
-from duetime.errors import InvalidMessage, KafkaError, Reason, RecordRefused
+from duetime.errors import ClientFailed, InvalidMessage, KafkaError, Reason, RecordRefused
 from duetime.message import (
     DUE_AT_MS,
     DUE_ATTEMPTS,
@@ -210,11 +210,16 @@ class Retries:
             if error:
                 failures.append(error)
 
-        self._producer = self._producer or Producer(self._settings)
-        self._producer.send(record, reported)
-        self._producer.flush()
-        if failures:
-            raise failures[0]
+        producer = self._producer = self._producer or Producer(self._settings)
+        try:
+            producer.send(record, reported)
+            producer.flush()
+            if failures:
+                raise failures[0]
+        except ClientFailed:
+            # It takes nothing any more: who comes next gets another one.
+            self._producer = None
+            raise
         return record.id
 
 
