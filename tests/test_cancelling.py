@@ -143,6 +143,23 @@ def test_of_two_copies_that_have_failed_each_retry_is_cancelled(
     cancel_surely(identity, settings, SetClock(now_ms))
 
 
+@pytest.mark.usefixtures("_impatient")
+def test_of_two_copies_the_far_one_is_cancelled_where_the_other_one_is_too_near(
+    settings, identity, fails, waits
+):
+    fails(identity)
+    near_ms, far_ms = fails(identity, retried_ms=1, attempts=2)
+    waits(identity, near_ms)
+    waits(identity, far_ms)
+    clock = SetClock(near_ms - settings.horizon_ms + 1)
+    with pytest.raises(KafkaError, match="nobody took it in"):
+        cancel_surely(identity, settings, clock)
+    assert instants_of_cancels(settings) == [far_ms]
+    waits(identity, far_ms, is_cancel=True)
+    with pytest.raises(TooLate, match="tried again just now"):
+        cancel_surely(identity, settings, clock)
+
+
 def instants_of_cancels(settings):
     """What the control topic has."""
     consumer = Consumer(librdkafka_properties(settings) | {"group.id": settings.namespace})

@@ -39,8 +39,9 @@ def cancel_surely(identity: MessageId, settings: Settings, clock: Clock) -> None
     Safe to repeat: a cancel that is there is seen until its window is planned. One that could not
     be delivered, and waits for a retry, is cancelled there; where several copies of it do, each.
 
-    Raises TooLate, UnknownMessage (should the message come in yet, it is cancelled), and
-    KafkaError where nobody took the cancel in: it is not known what becomes of it then.
+    Raises TooLate (also where that is so of one copy: the others are cancelled), UnknownMessage
+    (should the message come in yet, it is cancelled), and KafkaError where nobody took the cancel
+    in: it is not known what becomes of it then.
     """
     now_ms, failed = clock.now_ms(), None
     if now_ms >= _last_ms(identity.due_ms, settings):
@@ -48,11 +49,14 @@ def cancel_surely(identity: MessageId, settings: Settings, clock: Clock) -> None
     with closing(open_reader(settings)) as reader:
         asked = _Asked(reader, identity, failed, settings)
         instants = _to_come(failed, now_ms) if failed else [None]
-        if left := [each for each in instants if asked.is_left(each, clock)]:
+        left, late = asked.left(instants, clock)
+        if left:
             with Producer(settings) as producer:
                 for each in left:
                     producer.send(cancelled(identity, settings, each))
             asked.until_cancelled(left, clock)
+        if late:
+            raise late[0]
 
 
 def find_waiting(identity: MessageId, reader: Reader, settings: Settings, now_ms: int) -> Found:
@@ -155,7 +159,21 @@ class _Asked:
     failed: Failed | None
     settings: Settings
 
-    def is_left(self, retry_ms: int | None, clock: Clock) -> bool:
+    def left(
+        self, retries_ms: Sequence[int | None], clock: Clock
+    ) -> tuple[list[int | None], list[TooLate]]:
+        """For which of them a cancel is to be sent, and why not for those that are too near."""
+        left, late = list[int | None](), list[TooLate]()
+        for each in retries_ms:
+            try:
+                if self._is_left(each, clock):
+                    left.append(each)
+            except TooLate as error:
+                # The others wait all the same.
+                late.append(error)
+        return left, late
+
+    def _is_left(self, retry_ms: int | None, clock: Clock) -> bool:
         """Whether a cancel is to be sent, because none is there. Raises TooLate."""
         found, now_ms = self._find(retry_ms, clock), clock.now_ms()
         if found and found.cancelled and now_ms < self._last_ms(retry_ms):
