@@ -81,6 +81,9 @@ class Queries:
         `elsewhere` are named: nothing here waits for them.
         """
         self._running = [Running(name, each) for name, each in begin.items()]
+        for name in begin:
+            # Told from now on, as 0: Prometheus sees no increase in what begins with a failure.
+            QUERY_FAILURES.labels(name)
         self._refresh = refresh
         self._given_up = given_up
         self._elsewhere = elsewhere
