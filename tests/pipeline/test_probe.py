@@ -85,6 +85,14 @@ def test_what_cannot_be_read_any_more_is_not_taken_for_silence():
         list(probes.arrived(consumer, 0))
 
 
+def test_what_others_write_where_probes_arrive_is_none_of_them():
+    headers = [("due-id", b"\xff-not-utf-8")]
+    record = SimpleNamespace(error=lambda: None, headers=lambda: headers)
+    consumer = SimpleNamespace(consume=lambda *_, **__: [record])
+    probes = Probes(Settings(bootstrap="127.0.0.1:1"), "probe")
+    assert list(probes.arrived(consumer, 0)) == []
+
+
 @pytest.fixture
 def prober():
     """One that knows no broker, and whose clock is set."""

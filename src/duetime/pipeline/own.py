@@ -148,6 +148,7 @@ class Probes:
                 yield probe, record.timestamp()[1] - probe.due_ms
 
     def _ours(self, record: Message) -> Probe | None:
-        name = (dict(headers_of(record)).get(DUE_ID) or b"").decode()
+        # On another cluster, others may write there whatever they like.
+        name = (dict(headers_of(record)).get(DUE_ID) or b"").decode(errors="replace")
         _, is_ours, path = name.partition(f"-{self._mark}")
         return Probe(path, MessageId.parse(name).due_ms) if is_ours else None
