@@ -167,6 +167,21 @@ def test_pods_are_scraped_by_the_labels_and_ports_that_they_have():
     assert kept <= parts | ports
 
 
+def jobs(namespace):
+    """What the pods there are told apart by: the pipelines' job, then the API's."""
+    for scraped in yaml.safe_load(SCRAPE.read_text(encoding="utf-8"))["scrape_configs"]:
+        for each in scraped.get("relabel_configs", []):
+            if each.get("target_label") == "job":
+                yield each["replacement"].replace("$1", namespace)
+
+
+def test_pipelines_of_no_namespace_are_taken_for_the_api_of_another():
+    pipelines, apis = zip(*(jobs(each) for each in ("api", "api-x", "x")), strict=True)
+    assert len({*pipelines, *apis}) == 6
+    is_api = re.search(r'job=~"([^"]+)"', ALERTS["DuetimeApiGone"]).group(1)
+    assert [each for each in (*pipelines, *apis) if re.fullmatch(is_api, each)] == [*apis]
+
+
 @pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").iterdir()), ids=lambda each: each.name)
 def test_systemd_accepts_the_unit(unit, tmp_path):
     systemd = program("systemd-analyze", "systemd")
