@@ -6,11 +6,13 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from prometheus_client import REGISTRY
+from pyspark.errors import IllegalArgumentException
 from tests.conftest import eventually
 
 from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
 from duetime.pipeline.readback import ReadBack
+from duetime.pipeline.seen import Seen
 from duetime.stores.kafka import KafkaStore
 from duetime.stores.keeping import Keeping
 from duetime.stores.offsets import Offsets
@@ -66,6 +68,34 @@ def test_a_message_that_moves_on_while_it_is_looked_for_is_found(
     # Not for ever.
     store.free({})
     eventually(lambda: start_of(place) == 1)
+
+
+def test_what_was_found_by_former_looks_is_not_copied_by_each_that_follows(wheel, read_back):
+    many = [str(wheel.message("orders", 1_000 + each)) for each in range(20)]
+    seen = Seen()
+    assert found(read_back, seen) == many
+    (first,) = seen.parts
+    for each in range(8):
+        many.append(str(wheel.message("orders", 2_000 + each)))
+        assert found(read_back, seen) == many
+    assert seen.parts[0] is first
+    assert [each.records for each in seen.parts] == [20, 8]
+
+
+def test_a_look_that_fails_loses_nothing_of_what_was_found_before(wheel, read_back, monkeypatch):
+    seen = Seen()
+    many = [str(wheel.message("orders", 1_000))]
+    assert found(read_back, seen) == many
+    many.append(str(wheel.message("orders", 2_000)))
+    with monkeypatch.context() as patched:
+        patched.setattr("duetime.pipeline.seen.ID_PARTITIONS", 0)
+        with pytest.raises(IllegalArgumentException):
+            read_back.own(0, seen)
+    assert found(read_back, seen) == many
+
+
+def found(read_back, seen):
+    return sorted(row.id for row in read_back.own(0, seen).collect())
 
 
 def counted(name):

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -15,6 +14,7 @@ from duetime.message import DUE_ERROR_SOURCE, DUE_ID, DUE_TOPIC
 from duetime.metrics import READ_BACK_RECORDS, READ_BACK_SECONDS
 from duetime.pipeline.kafka import read_ranges
 from duetime.pipeline.progress import progress
+from duetime.pipeline.seen import Seen
 from duetime.stores import OffsetRange
 from duetime.stores.keeping import Keeping
 from duetime.stores.offsets import Offsets, Unreadable
@@ -25,17 +25,6 @@ log = logging.getLogger(__name__)
 
 #: Where a record is.
 PLACE = ("timestamp", "topic", "partition", "offset")
-
-#: Partitions of what is looked up: ids are few bytes each, and each partition is a task.
-ID_PARTITIONS = 8
-
-
-@dataclass(slots=True)
-class Seen:
-    """What a look has seen: where each partition ended, and the ids up to there."""
-
-    ends: dict[Place, int] = field(default_factory=dict)
-    ids: DataFrame | None = None
 
 
 class Look(Protocol):
@@ -123,10 +112,8 @@ class ReadBack:
     ) -> DataFrame | None:
         if ranges:
             begun_s = time.monotonic()
-            found = self._ids(at, ranges, destinations)
-            both = found.unionAll(seen.ids) if seen.ids else found
-            # Now, so that it is as of now, and not read again by each job over it.
-            seen.ids = both.coalesce(ID_PARTITIONS).localCheckpoint()
+            records = sum(each.count for each in ranges)
+            seen.add(self._ids(at, ranges, destinations), records)
             seen.ends |= {_place(each): each.end for each in ranges}
             _tell_read(ranges, "destinations" if destinations else "own", begun_s)
         return seen.ids
