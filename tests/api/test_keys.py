@@ -19,7 +19,7 @@ from duetime.api.problems import IdTaken, TooMany
 from duetime.api.spool import Spool, SpoolFull
 from duetime.api.wanted import NewMessage
 from duetime.clock import SystemClock
-from duetime.errors import RecordRefused
+from duetime.errors import KafkaError, RecordRefused, TooLate
 
 __all__ = ["listed", "reported"]
 
@@ -105,7 +105,7 @@ async def one(sending, over, sent):
     async with sending as begun:
         sent.append([each.id.unique for each in begun.fresh])
         await over.wait()
-        begun.took(in_kafka=True)
+        begun.took(begun.fresh, in_kafka=True)
     return [each.id.due_ms for each in begun.records]
 
 
@@ -140,7 +140,7 @@ def test_what_never_left_takes_no_id():
                 raise TooMany("not now", 1)
         async with tries.sending("x", topic="other") as sending:
             assert len(sending.fresh) == 1
-            sending.took(in_kafka=True)
+            sending.took(sending.fresh, in_kafka=True)
         # One that was sent is remembered, also if another try of it comes to nothing.
         with pytest.raises(TooMany):
             async with tries.sending("x", topic="other"):
@@ -189,16 +189,10 @@ def test_a_try_that_is_given_up_is_waited_for_by_the_next_one(reported, tmp_path
     async def run():
         tries = Tries()
         async with Courier(NOWHERE, Spool(tmp_path / "spool.db", MIB), SystemClock()) as courier:
-
-            async def send():
-                async with tries.sending("a") as sending:
-                    await sending.by(courier)
-                return sending.fresh
-
-            given_up = asyncio.create_task(send())
+            given_up = asyncio.create_task(sent_by(courier, tries, "a"))
             await asyncio.sleep(0)
             given_up.cancel()
-            again = asyncio.create_task(send())
+            again = asyncio.create_task(sent_by(courier, tries, "a"))
             await asyncio.gather(given_up, return_exceptions=True)
             assert not again.done()
             reported.report(reported.records["a"])
@@ -206,3 +200,92 @@ def test_a_try_that_is_given_up_is_waited_for_by_the_next_one(reported, tmp_path
         assert reported.handed == ["a"]
 
     asyncio.run(run())
+
+
+def test_what_is_refused_in_a_batch_does_not_have_the_others_sent_again(serving, listed):
+    listed.is_open.set()
+    listed.refused = ("bad",)
+    client = serving(NOWHERE)
+    assert problem_of(post(client, "good", "bad")) == (422, "refused")
+    assert post(client, "good").status_code == 201
+    listed.refused = ()
+    assert post(client, "good", "bad").status_code == 201
+    assert listed.arrived == ["good", "bad"]
+
+
+def test_what_fails_in_a_batch_does_not_have_the_others_sent_again(reported, tmp_path, monkeypatch):
+    monkeypatch.setattr("duetime.api.courier.ACKNOWLEDGE_S", 60)
+
+    async def run():
+        tries = Tries()
+        async with Courier(NOWHERE, Spool(tmp_path / "spool.db", MIB), SystemClock()) as courier:
+            first = asyncio.create_task(sent_by(courier, tries, "a", "b"))
+            await until(lambda: reported.handed == ["a", "b"])
+            reported.report(reported.records["a"])
+            reported.report(reported.records["b"], KafkaError("the local queue is gone"))
+            with pytest.raises(KafkaError):
+                await first
+            again = asyncio.create_task(sent_by(courier, tries, "a", "b"))
+            await until(lambda: reported.handed == ["a", "b", "b"])
+            reported.report(reported.records["b"])
+            assert await again == ["b"]
+
+    asyncio.run(run())
+
+
+def test_what_is_given_up_on_its_way_to_the_spool_is_there_for_the_next_try(reported, tmp_path):
+    async def run():
+        spool, tries, busy = Spool(tmp_path / "spool.db", MIB), Tries(), threading.Event()
+        async with Courier(NOWHERE, spool, SystemClock()) as courier:
+            writing = asyncio.create_task(courier._clerk.ask(busy.wait))
+            given_up = asyncio.create_task(sent_by(courier, tries, "a"))
+            await until(lambda: len(courier._clerk._puts) == 1)
+            given_up.cancel()
+            again = asyncio.create_task(sent_by(courier, tries, "a"))
+            await asyncio.gather(given_up, return_exceptions=True)
+            assert not again.done()
+            busy.set()
+            assert await again == []
+            await writing
+            reported.report(reported.records["a"])
+            await until(lambda: not courier._spooling)
+        assert reported.handed == ["a"]
+
+    asyncio.run(run())
+
+
+async def sent_by(courier, tries, *names):
+    """Those of them that nobody had taken."""
+    async with tries.sending(*names) as sending:
+        await sending.by(courier)
+    return [each.id.unique for each in sending.fresh]
+
+
+#: Long enough for what is spooled, and given up soon.
+HASTY = NOWHERE.model_copy(update={"api_request_seconds": 0.5})
+
+
+def test_a_cancel_that_was_given_up_while_it_left_the_spool_is_known(serving, listed, monkeypatch):  # noqa: ARG001
+    over, took = threading.Event(), Spool.withdraw
+    client = serving(HASTY)
+    post(client, "first")
+    told = post(client, "gone").json()["messages"][0]
+    monkeypatch.setattr(Spool, "withdraw", lambda *asked: over.wait() and took(*asked))
+    assert problem_of(client.delete(f"/v1/messages/{told['id']}")) == (503, "timeout")
+    over.set()
+    eventually(lambda: post(client, "gone").status_code == 409)
+
+
+def test_a_cancel_that_was_given_up_while_kafka_took_it_is_told_the_next_time(serving, monkeypatch):
+    over, client = threading.Event(), serving(HASTY)
+    monkeypatch.setattr("duetime.api.messages.cancel_surely", lambda *_: over.wait())
+    path = "/v1/messages/00e8d4a51000-gone"
+    assert problem_of(client.delete(path)) == (503, "timeout")
+    over.set()
+    # Nothing in Kafka says so any more.
+    monkeypatch.setattr("duetime.api.messages.cancel_surely", too_late)
+    eventually(lambda: client.delete(path).status_code == 204)
+
+
+def too_late(*_):
+    raise TooLate("it is delivered or about to be")

@@ -8,6 +8,7 @@ from tests.api.conftest import problem_of
 from tests.api.test_tokens import ALL, SHOP, bearer, limited
 
 from duetime.api.listed import in_time, page_of
+from duetime.api.problems import OutOfTime, of_error
 from duetime.errors import InvalidMessage
 from duetime.message import MessageId
 from duetime.stores import Found, Retry
@@ -48,7 +49,9 @@ def test_a_cursor_tells_a_retry_from_a_message_that_is_due_then():
     assert {Position.parse(each).due_ms for each in (first, second)} == {1_000}
 
 
-@pytest.mark.parametrize("text", ["", "a", "0000000003e8-a/", "0000000003e8-a/x", f"1-a/{2**48}"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "0000000003e8-a/", "0000000003e8-a/x", f"1-a/{2**48}", "1-a/" + "1" * 5_000]
+)
 def test_a_cursor_that_is_none_is_refused(text):
     with pytest.raises(InvalidMessage):
         Position.parse(text)
@@ -60,8 +63,10 @@ def test_what_waits_is_read_no_longer_than_somebody_waits_for_it(monkeypatch):
     assert not allows("invoices")
     late_s = time.monotonic() + 31
     monkeypatch.setattr("time.monotonic", lambda: late_s)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(OutOfTime) as given_up:
         allows("orders")
+    # As whoever asked was told already: it is no error of duetime's own, and not logged.
+    assert of_error(given_up.value).status_code == 503
 
 
 @pytest.mark.system

@@ -213,7 +213,7 @@ def test_the_oldest_ids_are_forgotten():
         messages, records = noted("m0", "m1", "m2")
         async with keys.sending(messages, lambda: records) as sending:
             assert sending.fresh == records
-            sending.took(in_kafka=True)
+            sending.took(sending.fresh, in_kafka=True)
         assert keys.due_ms(messages[0]) is None
         assert keys.due_ms(messages[2]) == 300_000
         async with keys.sending(messages[1:], lambda: records[1:]) as sending:
@@ -243,7 +243,7 @@ def test_of_two_tries_at_once_the_second_sends_only_if_the_first_fails(fails):
                 await over.wait()
                 if fails and len(sent) == 1:
                     raise KafkaError("not now")
-                sending.took(in_kafka=True)
+                sending.took(sending.fresh, in_kafka=True)
 
         async with asyncio.timeout(5):
             tries = [asyncio.create_task(one(*names)) for names in ("ab", "ba", "bc")]

@@ -6,7 +6,7 @@ have arrived, and nobody will say so.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -63,15 +63,6 @@ class Carrier:
                 parcel.reported(error, str(record.id))
         self._handed_over.set()
         return parcel
-
-    def under_way(self, records: Iterable[Outgoing]) -> list[Parcel]:
-        """What was handed over with any of these, and is not reported yet."""
-        wanted = {str(each.id) for each in records}
-        return [
-            parcel
-            for parcel in self._under_way
-            if any(str(each.id) in wanted for each in parcel.records)
-        ]
 
     async def take_reports(self) -> None:
         """For ever; here and not in a thread: it would wait for Python's lock at each."""

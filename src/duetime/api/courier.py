@@ -17,14 +17,14 @@ crash.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Self
 
 from duetime.api.carrier import Carrier
 from duetime.api.clerk import Clerk
-from duetime.api.parcel import Parcel, Refusals
+from duetime.api.parcel import Errand, Parcel, Refusals
 from duetime.api.readback import arrived
 from duetime.api.spool import AT_ONCE_BYTES, Spool, Spooled, SpoolFull, apart
 from duetime.clock import Clock
@@ -100,19 +100,18 @@ class Courier:
         await self._carrier.flush(FLUSH_S)
         self._clerk.close()
 
-    async def send(self, records: Sequence[Outgoing]) -> bool:
+    async def send(self, records: Sequence[Outgoing], errand: Errand | None = None) -> bool:
         """Returns whether Kafka has them; if not, the spool has.
 
-        Raises KafkaError, RecordRefused, SpoolFull, SpoolFailed.
+        Raises KafkaError, RecordRefused, SpoolFull, SpoolFailed: some may be taken then, and the
+        errand is told which.
         """
-        refused = await self._sent(records)
+        errand = errand or Errand()
+        refused = await self._sent(records, errand)
         if not refused:
             return refused is not None
-        return await self._sent_alone([each for each in records if str(each.id) in refused])
-
-    def under_way(self, records: Iterable[Outgoing]) -> list[Parcel]:
-        """What was handed to Kafka's client with any of these, and is not reported yet."""
-        return self._carrier.under_way(records)
+        alone = [each for each in records if str(each.id) in refused]
+        return await self._sent_alone(alone, errand)
 
     async def find(self, id: MessageId) -> Outgoing | None:  # noqa: A002 (what all call it)
         """The message, if it is in the spool. Raises SpoolFailed."""
@@ -147,33 +146,45 @@ class Courier:
             # Kafka does not take them after all: nobody else need wait.
             self._ending = False
 
-    async def _sent(self, records: Sequence[Outgoing]) -> Refusals | None:
+    async def _sent(self, records: Sequence[Outgoing], errand: Errand) -> Refusals | None:
         """Which of them Kafka refuses; None where it does not answer, and the spool has them."""
         if self._spooling and self._ending:
             await self._end_of_spool()
         if self._spooling:
-            # To the end, also where the request's time is up: what is put must be followed.
-            await asyncio.shield(self._put(records))
+            await self._spooled_by(errand, records)
             return None
         taken_ms, parcel = self._clock.now_ms(), self._carrier.hand_over(records)
+        errand.handed_over(parcel)
         await asyncio.wait({parcel.arrived}, timeout=ACKNOWLEDGE_S)
         if parcel.is_lost or not parcel.arrived.done():
-            await asyncio.shield(self._put(records, taken_ms, parcel))
+            await self._spooled_by(errand, records, taken_ms, parcel)
             return None
         refused = parcel.arrived.result()
         API_MESSAGES.labels("kafka").inc(len(records) - len(refused))
         return refused
 
-    async def _sent_alone(self, records: Sequence[Outgoing]) -> bool:
+    async def _sent_alone(self, records: Sequence[Outgoing], errand: Errand) -> bool:
         """Send each once more. Raises RecordRefused when all were tried."""
         errors, in_kafka = list[RecordRefused](), True
         for record in records:
-            refused = await self._sent([record])
+            refused = await self._sent([record], errand)
             in_kafka = in_kafka and refused is not None
             errors += (refused or {}).values()
         if errors:
             raise errors[0]
         return in_kafka
+
+    async def _spooled_by(
+        self,
+        errand: Errand,
+        records: Sequence[Outgoing],
+        taken_ms: int | None = None,
+        parcel: Parcel | None = None,
+    ) -> None:
+        """To the end, also where the request's time is up: what is put must be followed."""
+        writing = asyncio.create_task(self._put(records, taken_ms, parcel))
+        errand.written(writing, records)
+        await asyncio.shield(writing)
 
     async def _put(
         self,

@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
 from duetime.api.courier import Courier
 from duetime.api.latest import Latest
-from duetime.api.parcel import Parcel
+from duetime.api.parcel import Errand
 from duetime.api.problems import IdTaken
 from duetime.api.wanted import NewMessage
 from duetime.message import DUE_AT_MS, MessageId
@@ -52,8 +53,7 @@ class Sending:
         self.in_kafka = True
         #: What other tries have to wait for.
         self.claimed: list[tuple[Outgoing, Known]] = []
-        #: Those that nobody has taken, and Kafka's client holds.
-        self.under_way: Sequence[Parcel] = ()
+        self._errand: Errand | None = None
         self._ended = asyncio.Event()
 
     def add(self, record: Outgoing, known: Known | None) -> None:
@@ -73,24 +73,21 @@ class Sending:
             return
         for _, known in self.claimed:
             known.is_begun = True
-        try:
-            self.took(in_kafka=await courier.send(self.fresh))
-        except BaseException:
-            self.under_way = courier.under_way(self.fresh)
-            raise
-
-    def took(self, *, in_kafka: bool) -> None:
-        """Kafka has taken those that are fresh, or the spool."""
+        self._errand = Errand(self.took if self.claimed else None)
+        in_kafka = await courier.send(self.fresh, self._errand)
         self.in_kafka = self.in_kafka and in_kafka
-        for _, known in self.claimed:
-            known.is_begun, known.in_kafka = True, in_kafka
 
-    def decided(self) -> None:
-        """It is known late which of those have arrived that nobody had taken."""
-        arrived = {name for parcel in self.under_way for name in parcel.there()}
+    def took(self, records: Sequence[Outgoing], *, in_kafka: bool) -> None:
+        """Kafka has taken these, or the spool: who asks again is told what took them first."""
+        names = {str(each.id) for each in records}
         for record, known in self.claimed:
-            if str(record.id) in arrived:
-                known.in_kafka = True
+            if known.in_kafka is None and str(record.id) in names:
+                known.is_begun, known.in_kafka = True, in_kafka
+
+    def undecided(self) -> list["asyncio.Future[Any]"]:
+        """What decides about those that nobody has taken, and somebody still may."""
+        is_decided = all(known.in_kafka is not None for _, known in self.claimed)
+        return [] if is_decided or not self._errand else list(self._errand.under_way)
 
     def end(self) -> None:
         """Other tries may go on."""
@@ -128,13 +125,7 @@ class Keys:
             self._claim(messages, sending)
             yield sending
         finally:
-            if sending.under_way:
-                # They may arrive all the same: a second try waits until that is known.
-                late = (each.arrived for each in sending.under_way)
-                decided = asyncio.gather(*late, return_exceptions=True)
-                decided.add_done_callback(lambda _: self._end(sending))
-            else:
-                self._end(sending)
+            self._end_when_decided(sending)
 
     def set_aside(self, id: MessageId) -> None:  # noqa: A002 (what all call it)
         """Kafka refuses what the spool has taken: another try is to be sent."""
@@ -162,8 +153,15 @@ class Keys:
             mine = own.get(record.id.unique)
             sending.add(record, mine and self._known.setdefault(record.id.unique, mine))
 
+    def _end_when_decided(self, sending: Sending) -> None:
+        """What nobody has taken may still be: a second try waits until that is known."""
+        if late := sending.undecided():
+            one = asyncio.ensure_future(asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED))
+            one.add_done_callback(lambda _: self._end_when_decided(sending))
+        else:
+            self._end(sending)
+
     def _end(self, sending: Sending) -> None:
-        sending.decided()
         sending.end()
         for record, known in sending.claimed:
             is_over = record.series is not None or not known.is_begun

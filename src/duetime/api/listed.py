@@ -10,6 +10,7 @@ from duetime.api.desk import AtDesk, ByCaller
 from duetime.api.document import may_be
 from duetime.api.examples import ID
 from duetime.api.models import Page, Summary, summary
+from duetime.api.problems import OutOfTime
 from duetime.api.wanted import From, Limit, To, Topic
 from duetime.clock import parse_instant
 from duetime.stores import Found
@@ -63,12 +64,12 @@ def list_messages(  # noqa: PLR0913 (a parameter each)
 
 
 def in_time(allows: Callable[[str], bool], most_s: float) -> Callable[[str], bool]:
-    """The same for so long. Then nobody waits for the answer: it raises TimeoutError."""
+    """The same for so long. Then nobody waits for the answer: it raises OutOfTime."""
     until_s = time.monotonic() + most_s
 
     def allows_in_time(topic: str) -> bool:
         if time.monotonic() > until_s:
-            raise TimeoutError("what waits takes longer to read than api_request_seconds")
+            raise OutOfTime("what waits takes longer to read than api_request_seconds")
         return allows(topic)
 
     return allows_in_time

@@ -4,10 +4,12 @@ What waits for Kafka's clients is a plain function, and runs in a thread; schedu
 is most, stays in the event loop.
 """
 
+import asyncio
 from collections.abc import Container, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
+from anyio import from_thread
 from fastapi import APIRouter, Body, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
@@ -138,13 +140,16 @@ async def cancel(id: Id, desk: AtDesk, caller: ByCaller) -> None:  # noqa: A002 
     """
     identity = MessageId.parse(id)
     in_spool = await _in_spool(identity, desk, caller)
-    if not (in_spool and await desk.courier.withdraw(identity)):
-        try:
-            await run_in_threadpool(_cancel_in_kafka, identity, desk, caller)
-        except (TooLate, UnknownMessage):
-            if not desk.cancels.has(caller.name, identity):
-                raise
-    desk.cancels.note(caller.name, identity)
+    if in_spool:
+        # Also where the request's time is up: what is taken out is noted.
+        withdrawing = asyncio.create_task(_withdraw(identity, desk, caller))
+        if await asyncio.shield(withdrawing):
+            return
+    try:
+        await run_in_threadpool(_cancel_in_kafka, identity, desk, caller)
+    except (TooLate, UnknownMessage):
+        if not desk.cancels.has(caller.name, identity):
+            raise
 
 
 @router.post("/{id}/reschedule", responses=GONE | may_be(400, 413, 429))
@@ -237,11 +242,20 @@ async def _in_spool(identity: MessageId, desk: Desk, caller: Caller) -> Found | 
     return found if found and caller.allows(found.topic) else None
 
 
+async def _withdraw(identity: MessageId, desk: Desk, caller: Caller) -> bool:
+    if not await desk.courier.withdraw(identity):
+        return False
+    desk.cancels.note(caller.name, identity)
+    return True
+
+
 def _cancel_in_kafka(identity: MessageId, desk: Desk, caller: Caller) -> None:
     if not caller.sees_all:
         # Whose it is must be known before it is cancelled.
         found_soon(lambda: _found(identity, desk, caller), desk.clock)
     cancel_surely(identity, desk.settings, desk.clock)
+    # From here, because whoever waits may have been given up: the next try is told the same.
+    from_thread.run_sync(desk.cancels.note, caller.name, identity)
 
 
 def _check_seen(identity: MessageId, desk: Desk, caller: Caller) -> None:

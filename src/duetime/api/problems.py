@@ -96,6 +96,12 @@ class TooMany(DuetimeError):
         self.retry_after_s = retry_after_s
 
 
+class OutOfTime(DuetimeError):
+    """The request takes longer than one may, and has its answer already."""
+
+    reason = "timeout"
+
+
 class Invalid(DuetimeError):
     """Of several messages some cannot be taken, so none was."""
 
@@ -154,6 +160,7 @@ STATUS: Sequence[tuple[type[DuetimeError], HTTPStatus]] = (
     (RecordRefused, HTTPStatus.UNPROCESSABLE_ENTITY),
     (KafkaError, HTTPStatus.SERVICE_UNAVAILABLE),
     (StoreError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (OutOfTime, HTTPStatus.SERVICE_UNAVAILABLE),
     (SpoolFull, HTTPStatus.SERVICE_UNAVAILABLE),
     (SpoolFailed, HTTPStatus.SERVICE_UNAVAILABLE),
 )

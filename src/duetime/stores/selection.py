@@ -14,6 +14,9 @@ from duetime.message import LATEST_MS, MessageId
 #: Between an id and the instant of a retry: the message itself may not be settled yet.
 RETRY_MARK = "/"
 
+#: More than an instant has.
+MOST_DIGITS = 20
+
 
 class Position(NamedTuple):
     """Where a message comes among those that wait."""
@@ -35,7 +38,9 @@ class Position(NamedTuple):
         identity = MessageId.parse(first)
         if not is_retry:
             return cls(identity.due_ms, first)
-        if not (retry_ms.isascii() and retry_ms.isdecimal() and int(retry_ms) <= LATEST_MS):
+        # Python reads no number of thousands of digits.
+        is_number = retry_ms.isascii() and retry_ms.isdecimal() and len(retry_ms) < MOST_DIGITS
+        if not is_number or int(retry_ms) > LATEST_MS:
             raise InvalidMessage(Reason.BAD_DUE_TIME, f"{name!r} has no instant behind its /")
         return cls.of(first, int(retry_ms))
 
