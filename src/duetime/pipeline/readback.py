@@ -39,7 +39,7 @@ class Look(Protocol):
         ...
 
     def taken_in(self, topic: str, since_ms: int) -> DataFrame | None:
-        """What was sent to an intake topic, as Kafka's columns; None if that is nothing."""
+        """What was sent to an intake topic, or one of our own, as Kafka's columns; or None."""
         ...
 
 
@@ -81,20 +81,24 @@ class ReadBack:
         return self._looked(self._there, ranges, topics, seen)
 
     def taken_in(self, topic: str, since_ms: int, seen: Seen | None = None) -> DataFrame | None:
-        """What was sent to an intake topic since, as Kafka's columns; None if that is nothing.
+        """What was sent to an intake topic, or one of our own, as Kafka's columns; or None.
 
         With `seen`, what is new.
         """
         seen = seen or Seen()
         offsets = self._here.offsets
+        # Spark keeps one consumer of a partition, and so reads it in one way.
+        committed_only = topic not in self._own_topics
         # Up to a transaction that is open, because a read of committed records ends there.
-        ends = offsets.ends(offsets.readable_places(topic), committed_only=True)
+        ends = offsets.ends(offsets.readable_places(topic), committed_only=committed_only)
         ranges = self._appended(self._here, ends, since_ms, seen.ends)
         if not ranges:
             return None
         seen.ends |= {_place(each): each.end for each in ranges}
         settings = self._here.settings
-        return read_ranges(self._spark, settings, ranges, all_there=False, committed_only=True)
+        return read_ranges(
+            self._spark, settings, ranges, all_there=False, committed_only=committed_only
+        )
 
     def has_records(self, topics: Sequence[str]) -> bool:
         """Whether there is anything in these topics of ours."""

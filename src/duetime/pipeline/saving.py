@@ -6,8 +6,8 @@ up nothing but this query, and what cannot be saved yet is safe in Kafka.
 
 Rows are saved in executors, by pipelined scripts, each once: a batch that is repeated changes
 nothing. But what it saved before a crash may have been delivered meanwhile, and be gone from the
-store: so a repeated batch leaves out what has gone on, and a writer that was paused is refused by
-the store itself once another has begun.
+store: so a repeated batch leaves out what has gone on, or was cancelled, and a writer that was
+paused is refused by the store itself once another has begun.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,8 +21,9 @@ from duetime.columns import HEADERS_TYPE
 from duetime.config import Settings
 from duetime.pipeline.kafka import read_stream
 from duetime.pipeline.planned import PlannedOnce
+from duetime.pipeline.seen import Seen
 from duetime.pipeline.turn import readable
-from duetime.pipeline.written import Repeats, Written, scope_of_waiting
+from duetime.pipeline.written import Repeat, Repeats, Written, scope_of_waiting
 from duetime.stores.opening import open_rows
 from duetime.topics import TopicNames
 
@@ -48,14 +49,38 @@ def saving(
     `begun_ms` is when the query began, epoch ms.
     """
     saver, repeats = Saver(spark, settings), Repeats(written, begun_ms)
+    cancels = Seen()
+
+    def without_gone(known: DataFrame, repeat: Repeat) -> DataFrame:
+        left = repeat.sieve.without(known, repeat.scope)
+        if new := _cancels(repeat, settings):
+            cancels.add(new, records=1)
+        # A message that met its cancel is nowhere any more: it would be delivered, if its cancel is
+        # in a later batch.
+        return _without(left, cancels.ids) if cancels.ids else left
 
     def handle(batch: DataFrame, number: int) -> None:
         if repeat := repeats.of(number, lambda: scope_of_waiting(batch)):
-            saver.save_of(batch, lambda known: repeat.sieve.without(known, repeat.scope))
+            saver.save_of(batch, lambda known: without_gone(known, repeat))
         else:
             saver.save(batch)
 
     return handle
+
+
+def _cancels(repeat: Repeat, settings: Settings) -> DataFrame | None:
+    """Those that came since the first record of the batch, and are new: `id` and `due_ms`."""
+    sent = repeat.sieve.taken_in(TopicNames(settings).store, repeat.scope.since_ms)
+    return sent and sent.select(*readable()).where("is_cancel").select("id", "due_ms")
+
+
+def _without(records: DataFrame, cancels: DataFrame) -> DataFrame:
+    """Without the messages that these cancel; with the records that do."""
+    same = F.col("record.id") == F.col("cancel.id")
+    # Of a retry that was cancelled, the message may have gone on another time.
+    at_its_time = F.col("record.due_ms") == F.col("cancel.due_ms")
+    cancelled = same & at_its_time & ~F.col("record.is_cancel")
+    return records.alias("record").join(cancels.alias("cancel"), cancelled, "left_anti")
 
 
 def on_their_way(spark: SparkSession, settings: Settings) -> DataFrame:

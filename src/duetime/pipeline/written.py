@@ -82,7 +82,7 @@ class Sieve:
         return self._left(records, scope, F.lit(True))
 
     def taken_in(self, topic: str, since_ms: int) -> DataFrame | None:
-        """What was sent to an intake topic since, as Kafka's columns; None if that is nothing."""
+        """What was sent to an intake topic, or one of our own, as Kafka's columns; or None."""
         return self._look.taken_in(topic, since_ms - CLOCKS_MS)
 
     def _left(self, records: DataFrame, scope: Scope, is_behind: Column) -> DataFrame:

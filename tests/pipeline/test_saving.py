@@ -1,0 +1,78 @@
+"""What is saved anew where the saving query hears its topic once more."""
+
+from contextlib import closing
+
+import pytest
+from confluent_kafka import Producer
+from redis import Redis
+from tests.conftest import created_topics, small_settings
+
+from duetime.connection import librdkafka_properties
+from duetime.message import WAITING_HEADERS, MessageId
+from duetime.pipeline.kafka import read_ranges
+from duetime.pipeline.saving import saving
+from duetime.pipeline.written import Written
+from duetime.stores import OffsetRange
+from duetime.stores.opening import open_store
+from duetime.topics import TopicNames
+
+pytestmark = pytest.mark.system
+
+MINUTE_MS = 60_000
+
+
+@pytest.fixture
+def settings(broker, redis_server):
+    with Redis.from_url(redis_server.url) as client:
+        client.flushdb()
+    found = small_settings(broker.bootstrap, store=redis_server.url)
+    with created_topics(found):
+        yield found
+
+
+@pytest.fixture
+def on_its_way(settings):
+    """Writes a message, or a cancel, as intake routes it; returns where it is."""
+    producer, topic = Producer(librdkafka_properties(settings)), TopicNames(settings).store
+    places = []
+
+    def write(due_ms, unique, *, is_cancel=False, retry_ms=None):
+        identity = str(MessageId(due_ms=due_ms, unique=unique))
+        to, state = ("orders", "1") if not is_cancel else (None, None)
+        values = to, None, state, str(retry_ms or due_ms), identity
+        headers = list(zip(WAITING_HEADERS, values, strict=True))
+        producer.produce(topic, b"v", partition=0, headers=headers)
+        assert producer.flush(30) == 0
+        places.append(OffsetRange(topic, 0, len(places), len(places) + 1))
+        return places[-1]
+
+    return write
+
+
+def test_a_message_that_met_its_cancel_is_not_saved_anew_before_its_cancel_is(
+    spark, settings, on_its_way, now_ms
+):
+    """As without a checkpoint: both are read once more, in different batches."""
+    was_ms = now_ms - MINUTE_MS
+    first, *_ = [
+        on_its_way(was_ms, "cancelled"),
+        on_its_way(was_ms, "late"),
+        on_its_way(was_ms, "tried"),
+    ]
+    cancel = on_its_way(was_ms, "cancelled", is_cancel=True)
+    on_its_way(was_ms, "tried", is_cancel=True, retry_ms=was_ms + 1_000)
+    batch = OffsetRange(first.topic, 0, first.start, cancel.start)
+
+    with closing(Written(spark, settings)) as written, closing(open_store(settings)) as store:
+        handle = saving(spark, settings, written, begun_ms=now_ms + MINUTE_MS)
+        handle(read_ranges(spark, settings, [batch]), 0)
+
+        def is_saved(unique):
+            return store.find(MessageId(due_ms=was_ms, unique=unique), now_ms) is not None
+
+        assert [is_saved(each) for each in ("cancelled", "late", "tried")] == [False, True, True]
+        # What is cancelled later, while it hears the rest, is left out as well.
+        late = on_its_way(was_ms, "later")
+        on_its_way(was_ms, "later", is_cancel=True)
+        handle(read_ranges(spark, settings, [late]), 1)
+        assert not is_saved("later")
