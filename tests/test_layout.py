@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "duetime"
 
 #: From the bottom up; a module may import from its own layer and those below.
 LAYERS = (
-    {"errors"},
+    {"errors", "wording"},
     {"clock", "wheel", "ladder", "message", "payload", "backoff"},
     {"tables", "recurrence", "standing"},
     {"config"},

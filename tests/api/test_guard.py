@@ -152,6 +152,24 @@ def test_a_page_of_another_site_changes_nothing(serving, site):
     assert own.status_code == 422
 
 
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
+def test_a_page_of_another_origin_changes_nothing_in_a_browser_that_says_no_more(serving, origin):
+    client = serving(NOWHERE)
+    message = {"topic": "t", "in": "1m"}
+    answer = client.post("/v1/messages", json=message, headers={"Origin": origin})
+    assert problem_of(answer) == (403, "foreign-origin")
+    assert client.get("/healthz", headers={"Origin": origin}).status_code == 200
+    own = {"Origin": str(client.base_url)}
+    assert client.post("/v1/messages", json=message, headers=own).status_code == 202
+
+
+def test_where_a_token_is_needed_a_proxy_may_change_the_host(serving):
+    tokens = {"api_tokens": {"all": {"token": "0123456789abcdef"}}}
+    client = serving(Settings(**NOWHERE.model_dump() | tokens))
+    headers = {"Authorization": "Bearer 0123456789abcdef", "Origin": "http://duetime.example"}
+    assert client.post("/v1/messages", json=[], headers=headers).status_code == 422
+
+
 @pytest.mark.parametrize("host", ["rebound.example", "127.0.0.1.example:8080", "10.0.0.1"])
 def test_a_name_that_leads_to_this_machine_is_not_this_machine(serving, host):
     client = serving(NOWHERE)

@@ -8,13 +8,16 @@ from fastapi import APIRouter, Query
 from duetime.api.desk import AtDesk, ByCaller
 from duetime.api.document import may_be
 from duetime.api.models import Dead, DeadPage, DeadSummary, Redriven, body
+from duetime.api.route import Route
 from duetime.api.tokens import Caller
 from duetime.api.wanted import FewFields, Limit, Number, Redrive, Topic
 from duetime.clock import parse_instant
 from duetime.dead import DeadLetters, Selection
 from duetime.errors import InvalidMessage, Reason, UnknownMessage
 
-router = APIRouter(prefix="/v1/dead", tags=["dead letters"], responses=may_be(401))
+router = APIRouter(
+    prefix="/v1/dead", tags=["dead letters"], responses=may_be(401, 422), route_class=Route
+)
 
 
 OfReason = Annotated[

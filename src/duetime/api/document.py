@@ -65,7 +65,7 @@ EXAMPLES = {
         )
     ),
     422: of_error(
-        Invalid({1: InvalidMessage(Reason.NO_DUE_TIME, "neither at nor in_ is given: add one")})
+        Invalid({1: InvalidMessage(Reason.NO_DUE_TIME, "neither at nor in is given: add one")})
     ),
     429: of_error(TooMany("the token may send 100 messages a second", 1)),
     500: problem(

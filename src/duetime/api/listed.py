@@ -11,12 +11,16 @@ from duetime.api.document import may_be
 from duetime.api.examples import ID
 from duetime.api.models import Page, Summary, summary
 from duetime.api.problems import OutOfTime
+from duetime.api.route import Route
 from duetime.api.wanted import From, Limit, To, Topic
 from duetime.clock import parse_instant
+from duetime.errors import InvalidMessage, Reason
 from duetime.stores import Found
 from duetime.stores.selection import Position
 
-router = APIRouter(prefix="/v1/messages", tags=["messages"], responses=may_be(401))
+router = APIRouter(
+    prefix="/v1/messages", tags=["messages"], responses=may_be(401, 422), route_class=Route
+)
 
 #: The most that are read for one page.
 MOST_READ = 10_000
@@ -53,7 +57,7 @@ def list_messages(  # noqa: PLR0913 (a parameter each)
         allows=in_time(caller.allows, desk.settings.api_request_seconds),
         from_ms=_bound_ms(from_),
         to_ms=_bound_ms(to),
-        after=Position.parse(cursor) if cursor else None,
+        after=_position(cursor) if cursor else None,
     )
     wanted = None if key is None else key.encode(errors="surrogatepass")
 
@@ -77,6 +81,15 @@ def in_time(allows: Callable[[str], bool], most_s: float) -> Callable[[str], boo
 
 def _bound_ms(text: str | None) -> int | None:
     return None if text is None else parse_instant(text)
+
+
+def _position(cursor: str) -> Position:
+    try:
+        return Position.parse(cursor)
+    except InvalidMessage as error:
+        raise InvalidMessage(
+            Reason(error.reason), f"{cursor!r} is no cursor: give the one that the last page had"
+        ) from None
 
 
 def page_of(messages: Iterator[Found], takes: Callable[[Found], bool], limit: int) -> Page:

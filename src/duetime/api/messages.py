@@ -12,7 +12,7 @@ from typing import Annotated
 from anyio import from_thread
 from fastapi import APIRouter, Body, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 from starlette.concurrency import run_in_threadpool
 
 from duetime.api.desk import AtDesk, ByCaller, Desk, desk_of
@@ -27,19 +27,21 @@ from duetime.api.models import (
     summary,
 )
 from duetime.api.problems import IdTaken, Invalid
+from duetime.api.route import Route
 from duetime.api.spooled import as_found
 from duetime.api.tokens import Caller
 from duetime.api.wanted import Due, FewFields, NewMessage
 from duetime.asking import all_series
 from duetime.cancelling import cancel_surely, find_waiting, found_soon, not_waiting
-from duetime.clock import delay, instant
 from duetime.errors import InvalidMessage, Reason, TooLate, UnknownMessage
 from duetime.message import ID_PATTERN, LATEST_MS, MessageId
 from duetime.outgoing import Outgoing, new_uniques
 from duetime.reschedule import reschedule
 from duetime.stores import Found
 
-router = APIRouter(prefix="/v1/messages", tags=["messages"], responses=may_be(401))
+router = APIRouter(
+    prefix="/v1/messages", tags=["messages"], responses=may_be(401, 422), route_class=Route
+)
 
 Id = Annotated[
     str,
@@ -64,8 +66,16 @@ GONE = may_be(404, 409, 422)
 
 SPOOLED: Responses = {202: {"model": Accepted | AcceptedMany, "description": "In the spool."}}
 
+
+def _one_or_many(given: object) -> str:
+    """What a body is to be: it is refused as that, and not as both."""
+    return "messages" if isinstance(given, list) else "message"
+
+
 Wanted = Annotated[
-    NewMessage | Annotated[list[NewMessage], Field(min_length=1, fail_fast=True)],
+    Annotated[NewMessage, Tag("message")]
+    | Annotated[list[NewMessage], Field(min_length=1, fail_fast=True), Tag("messages")],
+    Discriminator(_one_or_many),
     FewFields,
     Body(description="One message, or a list of them: all are taken, or none."),
 ]
@@ -167,9 +177,8 @@ def change(
     identity = MessageId.parse(id)
     caller.spend(1)
     _check_seen(identity, desk, caller)
-    again = reschedule(
-        id, at=instant(due.at), in_=delay(due.in_), settings=desk.settings, clock=desk.clock
-    )
+    at, in_ = due.times()
+    again = reschedule(id, at=at, in_=in_, settings=desk.settings, clock=desk.clock)
     return Accepted(**accepted(again, MessageId.parse(again).due_ms))
 
 

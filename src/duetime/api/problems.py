@@ -37,6 +37,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from duetime.api.spool import SpoolFailed, SpoolFull
+from duetime.api.wanted import UNSHOWN
 from duetime.errors import (
     DuetimeError,
     InvalidMessage,
@@ -47,6 +48,7 @@ from duetime.errors import (
     TooLate,
     UnknownMessage,
 )
+from duetime.wording import words
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,9 @@ TYPE = "urn:duetime:problem:"
 
 #: How many things that are wrong in one request are told: of each would be more than was sent.
 MOST_FAULTS = 100
+
+#: What is told of a body that is not said to be JSON, as curl does by default.
+UNTYPED = "the body is not said to be JSON: send the header content-type: application/json"
 
 #: When to try again, in seconds, where nothing better is known.
 RETRY_AFTER_S = 5
@@ -255,17 +260,27 @@ async def _validation_error(_: Request, error: Exception) -> JSONResponse:
     found = error.errors()
     if any(each["type"] == "json_invalid" for each in found):
         return problem(HTTPStatus.BAD_REQUEST, Reason.NOT_JSON, "the body is no JSON")
+    if isinstance(error.body, bytes):
+        # A page of somebody else's may send any other type without asking first.
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, Reason.UNREADABLE, UNTYPED)
     faults = [_fault(each) for each in found[:MOST_FAULTS]]
     detail = f"{faults[0].where}: {faults[0].detail}"
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, faults[0].reason, detail, errors=faults)
 
 
 def _fault(found: Mapping[str, Any]) -> Fault:
-    where = ".".join(str(part) for part in found["loc"])
     missing = found["type"] == "missing" and found["loc"][-1] == "topic"
     reason = Reason.NO_TOPIC if missing else Reason.UNREADABLE
     # Pydantic's own `input` and `ctx` would repeat what was sent.
-    return Fault(where=where, reason=reason, detail=str(found["msg"]))
+    return Fault(where=_where(found["loc"]), reason=reason, detail=words(found))
+
+
+def _where(parts: Sequence[str | int]) -> str:
+    """The place as its sender knows it: `messages[1].headers.source`, `query.limit`."""
+    first, *rest = (each for each in parts if each not in UNSHOWN)
+    shown = rest if first == "body" and rest else [first, *rest]
+    steps = (f"[{each}]" if isinstance(each, int) else f".{each}" for each in shown)
+    return "".join(steps).removeprefix(".")
 
 
 async def _http_error(_: Request, error: Exception) -> JSONResponse:

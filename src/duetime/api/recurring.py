@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path
 from duetime.api.desk import AtDesk, ByCaller, Desk
 from duetime.api.document import may_be, plain
 from duetime.api.models import Recurring, RecurringPage
+from duetime.api.route import Route
 from duetime.api.tokens import Caller
 from duetime.asking import all_series, ask, find_series, unknown_series
 from duetime.clock import format_instant
@@ -15,10 +16,15 @@ from duetime.message import PAUSE, RESUME, SERIES_PATTERN, STOP
 from duetime.recurrence import Misfire
 from duetime.series import Series
 
-router = APIRouter(prefix="/v1/recurring", tags=["recurring messages"], responses=may_be(401))
+router = APIRouter(
+    prefix="/v1/recurring",
+    tags=["recurring messages"],
+    responses=may_be(401, 422),
+    route_class=Route,
+)
 
 #: Of what is asked about one.
-NAMED = may_be(404, 422)
+NAMED = may_be(404)
 
 Name = Annotated[
     str,

@@ -7,10 +7,13 @@ from duetime.api.desk import AtDesk, ByCaller
 from duetime.api.document import may_be
 from duetime.api.models import RejectedPage, RejectedRecord, RejectedSummary, body
 from duetime.api.problems import TopicNotAllowed
+from duetime.api.route import Route
 from duetime.api.tokens import Caller
 from duetime.api.wanted import Limit, Number
 
-router = APIRouter(prefix="/v1/rejected", tags=["rejected records"], responses=may_be(401, 422))
+router = APIRouter(
+    prefix="/v1/rejected", tags=["rejected records"], responses=may_be(401, 422), route_class=Route
+)
 
 
 @router.get("")

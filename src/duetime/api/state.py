@@ -10,6 +10,7 @@ from duetime.api.desk import AtDesk, caller_of
 from duetime.api.document import EXAMPLES, may_be, text
 from duetime.api.examples import METRICS
 from duetime.api.models import Counts, State, Well, counts
+from duetime.api.route import Route
 from duetime.api.spool import SpoolFailed, SpoolFull
 from duetime.api.wanted import From, To
 from duetime.api.watch import event
@@ -17,7 +18,7 @@ from duetime.clock import parse_instant
 from duetime.status import status as ask
 from duetime.stores.reader import within
 
-router = APIRouter(tags=["state"])
+router = APIRouter(tags=["state"], route_class=Route)
 
 #: Any token will do: nothing here names a topic.
 ANY_TOKEN = [Depends(caller_of)]
@@ -38,7 +39,7 @@ def pending(desk: AtDesk, from_: From = None, to: To = None) -> Counts:
     return counts(slots)
 
 
-@router.get("/v1/status", dependencies=ANY_TOKEN, responses=may_be(401))
+@router.get("/v1/status", dependencies=ANY_TOKEN, responses=may_be(401, 422))
 def status(desk: AtDesk) -> State:
     """Who leads, who stands by, and whether anything is late."""
     return State.model_validate(ask(desk.settings, desk.clock), from_attributes=True)
@@ -49,7 +50,7 @@ def status(desk: AtDesk) -> State:
     dependencies=ANY_TOKEN,
     response_class=StreamingResponse,
     response_description="Without an end.",
-    responses=text(EVENT_STREAM, TROUBLE) | may_be(401),
+    responses=text(EVENT_STREAM, TROUBLE) | may_be(401, 422),
 )
 async def events(desk: AtDesk) -> StreamingResponse:
     """Server-sent events, every two seconds: `look` says how all is, `trouble` why nobody knows."""

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import Path, Query
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from duetime.clock import delay, instant
@@ -66,6 +66,14 @@ def few_fields(given: object) -> object:
 FewFields = BeforeValidator(few_fields)
 
 
+#: The two ways to give headers. No field is called so: they are not shown where one is wrong.
+UNSHOWN = BY_NAME, LISTED = "headers by name", "headers as a list"
+
+
+def _how_given(headers: object) -> str:
+    return LISTED if isinstance(headers, list) else BY_NAME
+
+
 class Due(BaseModel):
     """When: `at` an instant or `in` a while, exactly one."""
 
@@ -73,6 +81,14 @@ class Due(BaseModel):
 
     at: At = None
     in_: In = None
+
+    def times(self, *, needed: bool = True) -> tuple[datetime | None, timedelta | None]:
+        """Both, of which one is None. Raises InvalidMessage, in the words of HTTP's fields."""
+        if self.at is not None and self.in_ is not None:
+            raise InvalidMessage(Reason.TWO_DUE_TIMES, "both at and in are given: leave one")
+        if needed and self.at is None and self.in_ is None:
+            raise InvalidMessage(Reason.NO_DUE_TIME, "neither at nor in is given: add one")
+        return instant(self.at), delay(self.in_)
 
 
 class Header(BaseModel):
@@ -112,9 +128,13 @@ class NewMessage(Due):
     key: str | None = Field(None, description="As text; it chooses the partition.")
     key_base64: str | None = Field(None, description="The key, for other bytes.")
     headers: (
-        Annotated[dict[str, str | None], Field(fail_fast=True)]
-        | Annotated[list[Annotated[Header, FewFields]], Field(fail_fast=True)]
-    ) = Field(default_factory=list, description="By name; or as a list, for names that come twice.")
+        Annotated[dict[str, str | None], Field(fail_fast=True), Tag(BY_NAME)]
+        | Annotated[list[Annotated[Header, FewFields]], Field(fail_fast=True), Tag(LISTED)]
+    ) = Field(
+        default_factory=list,
+        description="By name; or as a list, for names that come twice.",
+        discriminator=Discriminator(_how_given),
+    )
     id: str | None = Field(
         None, description="Your own id, and the idempotency key.", examples=["order-17"]
     )
@@ -140,7 +160,7 @@ class NewMessage(Due):
         wanted, recurrence = self._wanted(), self._recurrence()
         if recurrence is None and due_ms is not None:
             return scheduled(wanted, settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
-        at, in_ = instant(self.at), delay(self.in_)
+        at, in_ = self.times(needed=recurrence is None)
         if recurrence is not None and at is not None:
             at = max(at, _earliest(now_ms))
         return record_of(wanted, recurrence, settings, at=at, in_=in_, now_ms=now_ms, unique=unique)
