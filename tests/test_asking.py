@@ -1,15 +1,16 @@
 """Asking about series where no pipeline runs: what is written down is known, and no more."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
 
 from duetime import asking
-from duetime.asking import all_series, ask, find_series
+from duetime.asking import all_series, ask, find_series, find_series_soon
 from duetime.cli import main
 from duetime.connection import librdkafka_properties
-from duetime.errors import KafkaError, UnknownMessage
+from duetime.errors import InvalidMessage, KafkaError, UnknownMessage
 from duetime.message import STOP
 from duetime.series import Page, Series, Watched
 from duetime.topics import TopicNames
@@ -59,6 +60,20 @@ def test_a_series_that_is_gone_is_unknown(settings, write):
     assert all_series(settings) == []
     with pytest.raises(UnknownMessage, match="or it is over, or it was stopped"):
         find_series("daily", settings)
+
+
+def test_a_series_that_was_sent_just_now_is_waited_for(settings, write, monkeypatch):
+    with ThreadPoolExecutor(1) as pool:
+        finding = pool.submit(find_series_soon, "daily", settings)
+        with pytest.raises(TimeoutError):
+            finding.result(0.5)
+        write("daily", DAILY)
+        assert finding.result(30) == DAILY
+    monkeypatch.setattr(asking, "KNOWN_S", 0.1)
+    with pytest.raises(UnknownMessage):
+        find_series_soon("weekly", settings)
+    with pytest.raises(InvalidMessage):
+        find_series_soon("no name", settings)
 
 
 @pytest.mark.usefixtures("on_broker")

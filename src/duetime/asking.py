@@ -13,6 +13,9 @@ from duetime.series import Series, Watched, read_book
 #: How long a pipeline may take to hear what is asked, in seconds.
 HEARD_S = 15.0
 
+#: How long a series that was sent just now may take to be known, in seconds.
+KNOWN_S = 5.0
+
 #: How often is looked, in seconds.
 LOOK_S = 0.2
 
@@ -24,11 +27,22 @@ def all_series(settings: Settings) -> list[Series]:
 
 def find_series(name: str, settings: Settings) -> Series:
     """The one with this name. Raises UnknownMessage, KafkaError, InvalidMessage (bad-id)."""
-    if not re.match(SERIES_PATTERN, name):
-        raise InvalidMessage(Reason.BAD_ID, f"{name!r} is no name of a series, its due-id")
+    _check_name(name)
     series = read_book(settings).find(name)
     if series is None:
         raise unknown_series(name)
+    return series
+
+
+def find_series_soon(name: str, settings: Settings) -> Series:
+    """The same; one that may have been sent just now is waited for. Raises as `find_series`."""
+    _check_name(name)
+    until_s = time.monotonic() + KNOWN_S
+    with Watched(settings) as watched:
+        while (series := watched.now().find(name)) is None:
+            if time.monotonic() >= until_s:
+                raise unknown_series(name)
+            time.sleep(LOOK_S)
     return series
 
 
@@ -57,6 +71,11 @@ def ask(series: Series, operation: str, settings: Settings) -> Series | None:
         f"it was sent, but no pipeline has heard to {operation} {name} within {HEARD_S:.0f} s: is "
         "one running? duetime status tells"
     )
+
+
+def _check_name(name: str) -> None:
+    if not re.match(SERIES_PATTERN, name):
+        raise InvalidMessage(Reason.BAD_ID, f"{name!r} is no name of a series, its due-id")
 
 
 def _is_so(series: Series | None, operation: str) -> bool:

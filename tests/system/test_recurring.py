@@ -13,7 +13,7 @@ from tests.system.conftest import PATIENCE_S, now_ms
 
 from duetime import asking
 from duetime.api.address import url
-from duetime.asking import all_series, find_series
+from duetime.asking import all_series, find_series, find_series_soon
 from duetime.cli import main
 from duetime.clock import format_instant, instant_ms
 from duetime.errors import UnknownMessage
@@ -176,10 +176,8 @@ def test_a_series_is_paused_goes_on_and_is_stopped_by_its_name(live, sender):
     yearly = Recurrence.of("@yearly", zone="Europe/Berlin", misfire="skip")
     assert sender.produce(live.topic(), "x", id="paused", recurrence=yearly) == "paused"
     sender.flush()
-    found = eventually(
-        lambda: [each for each in all_series(live.settings) if each.name == "paused"]
-    )
-    (series,) = found
+    # It is not known yet.
+    series = find_series_soon("paused", live.settings)
     assert series.recurrence == yearly
     for _ in range(2):
         assert asking.ask(series, "pause", live.settings).is_paused

@@ -10,7 +10,7 @@ from duetime.api.document import may_be, plain
 from duetime.api.models import Recurring, RecurringPage
 from duetime.api.route import Route
 from duetime.api.tokens import Caller
-from duetime.asking import all_series, ask, find_series, unknown_series
+from duetime.asking import all_series, ask, find_series, find_series_soon, unknown_series
 from duetime.clock import format_instant
 from duetime.message import PAUSE, RESUME, SERIES_PATTERN, STOP
 from duetime.recurrence import Misfire
@@ -46,7 +46,7 @@ def list_series(desk: AtDesk, caller: ByCaller) -> RecurringPage:
 @router.get("/{name}", responses=NAMED)
 def show(name: Name, desk: AtDesk, caller: ByCaller) -> Recurring:
     """One series."""
-    return _shown(_found(name, desk, caller), desk)
+    return _shown(_seen(find_series(name, desk.settings), caller), desk)
 
 
 @router.post("/{name}/pause", responses=NAMED)
@@ -69,21 +69,26 @@ def resume(name: Name, desk: AtDesk, caller: ByCaller) -> Recurring:
 )
 def stop(name: Name, desk: AtDesk, caller: ByCaller) -> None:
     """End it for good; a run that is due in less than 10 s comes yet."""
-    ask(_found(name, desk, caller), STOP, desk.settings)
+    _ask(name, STOP, desk, caller)
 
 
 def _asked(name: str, operation: str, desk: Desk, caller: Caller) -> Recurring:
-    series = ask(_found(name, desk, caller), operation, desk.settings)
+    series = _ask(name, operation, desk, caller)
     if series is None:
         raise unknown_series(name)
     return _shown(series, desk)
 
 
-def _found(name: str, desk: Desk, caller: Caller) -> Series:
-    """The series, if the caller may know."""
-    series = find_series(name, desk.settings)
+def _ask(name: str, operation: str, desk: Desk, caller: Caller) -> Series | None:
+    """What it is then, also where it was sent just now."""
+    series = _seen(find_series_soon(name, desk.settings), caller)
+    return ask(series, operation, desk.settings)
+
+
+def _seen(series: Series, caller: Caller) -> Series:
+    """The series, if the caller may know. Raises UnknownMessage."""
     if not caller.allows(series.topic):
-        raise unknown_series(name)
+        raise unknown_series(series.name)
     return series
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from duetime.asking import all_series, ask, find_series
+from duetime.asking import all_series, ask, find_series, find_series_soon
 from duetime.cli.connect import connected
 from duetime.cli.display import console, facts, table, when
 from duetime.cli.options import Config, Json, Kafka
@@ -72,7 +72,7 @@ def stop(name: Name, *, kafka: Kafka = None, config: Config = None) -> None:
 
 
 def _ask(name: str, operation: str, settings: Settings) -> None:
-    ask(find_series(name, settings), operation, settings)
+    ask(find_series_soon(name, settings), operation, settings)
 
 
 def _listed(series: Series, now_ms: int) -> dict[str, Any]:
