@@ -88,6 +88,17 @@ def test_a_topic_is_created_when_its_first_message_is_taken_in_and_not_when_it_i
     assert now_ms() < before_ms + 20_000
 
 
+def test_of_several_new_topics_at_once_each_is_created_before_its_message_is_due(live, sender):
+    topics, due = [missing_topic() for _ in range(20)], timedelta(seconds=20)
+    before_ms = now_ms()
+    for each in topics:
+        sender.produce(each, "first", in_=due)
+
+    for each in topics:
+        live.inbox_when_there(each)
+    assert now_ms() < before_ms + 20_000
+
+
 def test_a_name_that_no_topic_can_have_beside_another_is_a_dead_letter(live, sender, dead):
     """Kafka refuses `a.b` beside `a_b`."""
     beside = live.topic()

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 #: How often the cluster is asked for its topics, in seconds.
 EVERY_S = 1.0
 
+#: How often is looked whether rows have asked for a topic, in seconds.
+ASKED_EVERY_S = 0.1
+
 #: How long a cluster counts as reached after it was asked and has answered, in seconds.
 REACHED_S = 4.0
 
@@ -124,19 +127,35 @@ class Destinations:
         self.refresh()
 
     def _keep(self) -> None:
-        while not self._closing.wait(EVERY_S):
+        refreshed_s = looked_s = time.monotonic()
+        while not self._closing.wait(ASKED_EVERY_S):
+            now_s = time.monotonic()
             try:
-                self.refresh()
-                self._look_for_asked()
+                if now_s - refreshed_s >= EVERY_S:
+                    refreshed_s = now_s
+                    self.refresh()
+                # Not for each of the messages to a topic that nobody creates.
+                if now_s - looked_s >= EVERY_S and self._look_for_asked():
+                    looked_s = now_s
             except Exception:
                 if self._closing.is_set():
                     return
                 log.exception("could not refresh the destinations; trying again")
 
-    def _look_for_asked(self) -> None:
-        asked = self._system.clearProperty(asked_name(self._settings))
-        if asked is not None:
-            self.look_for([asked])
+    def _look_for_asked(self) -> bool:
+        """Whether rows have asked for any."""
+        if self._system.clearProperty(asked_name(self._settings)) is None:
+            return False
+        begin = f"{asked_name(self._settings)}."
+        # One call for all of them: there is one for each topic.
+        every = java.java_class(self._jvm, "java.lang.String").join(
+            "\n", self._system.getProperties().stringPropertyNames()
+        )
+        asked = [each for each in every.split("\n") if each.startswith(begin)]
+        for each in asked:
+            self._system.clearProperty(each)
+        self.look_for([each.removeprefix(begin) for each in asked[:AT_ONCE]])
+        return True
 
     def _known(self) -> dict[str, str]:
         """What is to be said of each topic."""

@@ -45,11 +45,12 @@ def known_of(settings: Settings, topic: Column, cluster: Column) -> Column:
 def looked_for(settings: Settings, known: Column, topic: Column, cluster: Column) -> Column:
     """A filter for rows, always true: has a topic looked for that is not known.
 
-    Brokers that create topics do so then, and not when the message is due, which would be late. Of
-    several topics in one second one is looked for, and the others when they are due (`failures`).
+    Brokers that create topics do so then, and not when the message is due, which would be late.
     """
     asked = _named(settings, cluster, asked_name)
-    before = F.coalesce(java.set_system_property(asked, topic), F.lit(""))
+    own = F.concat(asked, F.lit("."), topic)
+    # In this order: who hears that there are some finds this one.
+    before = F.concat_ws("", *(java.set_system_property(each, topic) for each in (own, asked)))
     is_ours = cluster.isNull() | cluster.isin(*settings.clusters)
     # No topic is called so, but the optimiser does not know.
     return F.when((known == UNKNOWN) & is_ours, before != "..").otherwise(True)
@@ -106,7 +107,7 @@ def table_name(settings: Settings) -> str:
 
 
 def asked_name(settings: Settings) -> str:
-    """The property with a topic that a row has looked for."""
+    """The property that says that a row has looked for topics; `<it>.<topic>` says for which."""
     return f"{settings.namespace}.asked"
 
 
