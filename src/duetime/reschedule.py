@@ -8,8 +8,7 @@ import hashlib
 import re
 from datetime import datetime, timedelta
 
-from duetime.client import check_not_too_late
-from duetime.clock import Clock, SystemClock
+from duetime.clock import Clock, SystemClock, format_duration
 from duetime.config import Settings, load_settings
 from duetime.errors import TooLate, UnknownMessage
 from duetime.message import ADDRESS, DUE_EXPIRES_MS, MessageId
@@ -46,13 +45,13 @@ def reschedule(
     settings, clock = settings or load_settings(), clock or SystemClock()
     identity, now_ms = MessageId.parse(id), clock.now_ms()
     due_ms = due_time_ms(at, in_, now_ms)
-    check_not_too_late(identity, settings, now_ms + ARRIVAL_MS)
+    _check_time_is_left(identity, settings, now_ms)
     # Named so that it fences off another one that reschedules the same message.
     with transaction(settings, f"reschedule.{identity}") as send:
         found = _waiting(identity, settings, now_ms)
         again = rescheduled(found, settings, due_ms=due_ms, now_ms=now_ms)
         send([cancelled(identity, settings), again])
-        check_not_too_late(identity, settings, clock.now_ms() + ARRIVAL_MS)
+        _check_time_is_left(identity, settings, clock.now_ms())
     return str(again.id)
 
 
@@ -83,6 +82,16 @@ def next_unique(unique: str) -> str:
     if len(base) + len(suffix) > LONGEST_UNIQUE:
         base = hashlib.sha256(base.encode()).hexdigest()
     return base + suffix
+
+
+def _check_time_is_left(identity: MessageId, settings: Settings, now_ms: int) -> None:
+    """Raise TooLate where the old one might be delivered, too."""
+    needed_ms = settings.horizon_ms + ARRIVAL_MS
+    if identity.due_ms - now_ms < needed_ms:
+        raise TooLate(
+            f"{identity} is due, or will be in less than {format_duration(needed_ms)}: too soon "
+            "for another time (it may still be cancelled)"
+        )
 
 
 def _taken_apart(unique: str) -> tuple[str, int]:
