@@ -2,7 +2,7 @@
 
 with DelayedConsumer({"bootstrap.servers": "127.0.0.1:9092", "group.id": "shop"}) as consumer:
     consumer.subscribe(["orders"])
-    while message := consumer.poll():
+    while (message := consumer.poll()) is not None:
         handle(message.value())
 
 Two ways into the log: a member of the group reads the ends of its partitions, each record once, and
