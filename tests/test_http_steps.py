@@ -7,7 +7,14 @@ import httpx
 import pytest
 
 from duetime.client import AsyncClient, Client
-from duetime.errors import InvalidMessage, KafkaError, Refused, TooLate, UnknownMessage
+from duetime.errors import (
+    ConfigError,
+    InvalidMessage,
+    KafkaError,
+    Refused,
+    TooLate,
+    UnknownMessage,
+)
 from duetime.http import calls, steps
 from duetime.http.steps import LONGEST_PAUSE_S, PASSING, PAUSE_S, TRIES, Request
 
@@ -100,6 +107,40 @@ def test_a_message_whose_answer_was_lost_is_sent_again_as_the_same_message():
 def test_what_cannot_be_repeated_is_tried_once(change):
     with pytest.raises(KafkaError, match="it is not known whether it did"):
         Played(change, LOST)
+
+
+def test_of_what_changes_nothing_it_is_told_that_nobody_answered_and_no_more():
+    with pytest.raises(KafkaError) as told:
+        Played(calls.status(), *[LOST] * TRIES)
+    assert told.value.detail.endswith("see that it runs there")
+
+
+@pytest.mark.parametrize(
+    "base_url", ["nonsense", "127.0.0.1:8080", "localhost:8080", "ftp://a", "http://", "http://a:b"]
+)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_an_address_where_nobody_can_be_asked_is_refused_at_once(kind, base_url):
+    with pytest.raises(ConfigError, match=r"write it as http://127\.0\.0\.1:8080"):
+        kind(base_url)
+
+
+NESTED = []
+NESTED.append(NESTED)
+
+
+@pytest.mark.parametrize("value", [{1}, AT, {"a": float("nan")}, NESTED, "\ud800", {(1,): 2}])
+def test_a_value_that_json_does_not_have_is_no_message(value):
+    with Client("http://127.0.0.1:1") as client, pytest.raises(InvalidMessage) as told:
+        client.schedule("orders", value, at=AT)
+    assert told.value.reason == "unreadable"
+    assert "give text or bytes" in told.value.detail
+
+
+def test_what_json_has_is_sent_as_json():
+    sent = steps.body(Request(method="POST", path="/", json={"a": "ö", "b": [1, None]}))
+    assert sent["content"] == '{"a":"ö","b":[1,null]}'.encode()
+    assert sent["headers"] == {"Content-Type": "application/json"}
+    assert steps.body(Request(method="GET", path="/")) == {}
 
 
 @pytest.mark.parametrize(

@@ -59,12 +59,13 @@ _Answer = TypeVar("_Answer")
 class Client:
     """A client that blocks. Thread-safe. Options are httpx's, such as `verify` and `timeout`.
 
-    Without a `timeout`, an answer is waited for longer than the API may take to give it.
+    Without a `timeout`, an answer is waited for longer than the API may take to give it. Raises
+    ConfigError for what is no address.
     """
 
     def __init__(self, base_url: str, *, token: str | None = None, **options: Any) -> None:  # noqa: ANN401 (httpx's own)
         self._http = httpx.Client(
-            base_url=base_url,
+            base_url=steps.checked(base_url),
             headers=steps.authorised(token),
             **{"timeout": steps.TIMEOUT, **options},
         )
@@ -187,7 +188,7 @@ class Client:
     def _send(self, request: Request) -> httpx.Response | httpx.TransportError:
         try:
             return self._http.request(
-                request.method, request.path, json=request.json, params=request.params
+                request.method, request.path, params=request.params, **steps.body(request)
             )
         except httpx.TransportError as error:
             return error
@@ -198,7 +199,7 @@ class AsyncClient:
 
     def __init__(self, base_url: str, *, token: str | None = None, **options: Any) -> None:  # noqa: ANN401 (httpx's own)
         self._http = httpx.AsyncClient(
-            base_url=base_url,
+            base_url=steps.checked(base_url),
             headers=steps.authorised(token),
             **{"timeout": steps.TIMEOUT, **options},
         )
@@ -323,7 +324,7 @@ class AsyncClient:
     async def _send(self, request: Request) -> httpx.Response | httpx.TransportError:
         try:
             return await self._http.request(
-                request.method, request.path, json=request.json, params=request.params
+                request.method, request.path, params=request.params, **steps.body(request)
             )
         except httpx.TransportError as error:
             return error

@@ -3,13 +3,22 @@
 So what a call does is written once (`calls`), and each client only sends and waits.
 """
 
+import json
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
 
-from duetime.errors import InvalidMessage, KafkaError, Reason, Refused, TooLate, UnknownMessage
+from duetime.errors import (
+    ConfigError,
+    InvalidMessage,
+    KafkaError,
+    Reason,
+    Refused,
+    TooLate,
+    UnknownMessage,
+)
 
 #: How often a request is tried where that is safe.
 TRIES = 5
@@ -78,7 +87,8 @@ def tried(request: Request) -> Steps[httpx.Response]:
             pause_s *= 2
     if isinstance(given, httpx.Response):
         return _welcome(given)
-    raise KafkaError(f"duetime api does not answer ({given}): it is not known whether it did")
+    unknown = "" if request.method == "GET" else ", and it is not known whether it did"
+    raise KafkaError(f"duetime api does not answer ({given}): see that it runs there{unknown}")
 
 
 def _pause_s(given: httpx.Response | httpx.TransportError | None, pause_s: float) -> float:
@@ -108,6 +118,37 @@ def _welcome(response: httpx.Response) -> httpx.Response:
 def _stranger(response: httpx.Response) -> Refused:
     """The error for an answer as duetime gives none: there may be a proxy in front of it."""
     return Refused("error", f"the answer was {response.status_code}: is it duetime?")
+
+
+def checked(base_url: str) -> str:
+    """The address of an API. Raises ConfigError where nobody could be asked there."""
+    try:
+        url = httpx.URL(base_url)
+        is_one = url.scheme in ("http", "https") and bool(url.host)
+    except (httpx.InvalidURL, TypeError):
+        is_one = False
+    if not is_one:
+        # It may have a password in it.
+        raise ConfigError("base_url is no address: write it as http://127.0.0.1:8080")
+    return base_url
+
+
+def body(request: Request) -> dict[str, Any]:
+    """What httpx is to send. Raises InvalidMessage where JSON does not have it."""
+    if request.json is None:
+        return {}
+    try:
+        text = json.dumps(request.json, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        content = text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        # Only of a type its words say nothing else.
+        kind = f" ({error})" if type(error) is TypeError else ""
+        raise InvalidMessage(
+            Reason.UNREADABLE,
+            f"JSON does not have all that is in it{kind}: give text or bytes, or what json.dumps "
+            "takes, without NaN",
+        ) from None
+    return {"content": content, "headers": {"Content-Type": "application/json"}}
 
 
 def authorised(token: str | None) -> dict[str, str]:
