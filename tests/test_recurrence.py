@@ -143,10 +143,17 @@ def test_five_fields_and_their_short_names_are_as_cron_has_them(expression, firs
 
 
 @pytest.mark.parametrize(
-    "expression", ["", "* * * *", "* * * * * *", "60 * * * *", "0 0 31 2 *", "@reboot", "a b c d e"]
+    "expression", ["", "* * * *", "* * * * * *", "60 * * * *", "0 0 32 2 *", "@reboot", "a b c d e"]
 )
 def test_what_is_no_cron_expression_is_refused(expression):
     with pytest.raises(InvalidMessage, match="use five fields") as caught:
+        Cron(expression)
+    assert caught.value.reason == "bad-cron"
+
+
+@pytest.mark.parametrize("expression", ["0 0 30 2 *", "0 0 31 2,4 *", "0 0 30,31 FEB *"])
+def test_a_day_that_no_month_has_is_told_as_such(expression):
+    with pytest.raises(InvalidMessage, match="never comes: no month that it names") as caught:
         Cron(expression)
     assert caught.value.reason == "bad-cron"
 

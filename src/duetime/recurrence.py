@@ -79,6 +79,11 @@ class Cron:
         try:
             CronSim(fields, now)
         except (CronSimError, ValueError) as error:
+            if _is_readable(fields, now):
+                raise InvalidMessage(
+                    Reason.BAD_CRON,
+                    f"{self.expression!r} never comes: no month that it names has such a day",
+                ) from None
             raise _bad_cron(self.expression) from error
 
     def after(self, instant_ms: int) -> int | None:
@@ -206,6 +211,17 @@ def _check_lengths(texts: Mapping[str, str | None]) -> None:
 
 def _fields(expression: str) -> str:
     return ALIASES.get(expression.strip().lower(), expression)
+
+
+def _is_readable(fields: str, now: datetime) -> bool:
+    """Whether each field says something, although they say nothing together."""
+    minute, hour, day, month, weekday = fields.split()
+    try:
+        CronSim(f"{minute} {hour} {day} * {weekday}", now)
+        CronSim(f"* * * {month} *", now)
+    except (CronSimError, ValueError):
+        return False
+    return True
 
 
 @cache
