@@ -19,6 +19,8 @@ from duetime.retry import Failure, exponential, retry_later
 
 def test_a_backoff_doubles_up_to_the_longest():
     backoff = exponential("1s", max="1h")
+    by_default = exponential("1s")
+    assert [backoff(each) for each in (1, 13)] == [by_default(each) for each in (1, 13)]
     assert [backoff(each) for each in (1, 2, 3, 12, 13, 10_000)] == [
         1_000,
         2_000,

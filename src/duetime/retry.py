@@ -52,7 +52,7 @@ Handler = Callable[[Message], object]
 Backoff = Callable[[int], int]
 
 
-def exponential(first: str, *, max: str) -> Backoff:  # noqa: A002 (the plainest word)
+def exponential(first: str, *, max: str = "1h") -> Backoff:  # noqa: A002 (the plainest word)
     """`first`, then twice as long each time, up to `max`: durations such as `1s` and `1h`."""
     first_ms, longest_ms = parse_duration(first), parse_duration(max)
     # 2 to the 64th ms is longer than any: no larger power need be made.
