@@ -1,15 +1,17 @@
 """duetime sql on a wheel that is filled by hand."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 from tests.snippets import commands
 
-from duetime.cli.sql import _told
+from duetime.cli.sql import HAS, _told
 from duetime.errors import DuetimeError
 from duetime.pipeline.kafka import read_ranges
+from duetime.spark.waiting import PENDING
 from duetime.stores import OffsetRange
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("on_broker", "topics")]
@@ -60,6 +62,9 @@ def test_a_query_over_what_waits_is_answered_and_a_bad_one_is_told(wheel, now_ms
     # The words are Spark's, and nothing follows them.
     assert wrong[1].startswith("error: the query cannot be answered: A column")
     assert len(wrong[1].splitlines()) == 1
+    assert wrong[1].endswith(f": {HAS}\n")
+    named = HAS.partition("columns ")[2].partition(", and")[0].split(", ")
+    assert named == [each.split()[0] for each in re.split(r", (?=[a-z]+ [a-z])", PENDING)]
 
 
 def test_what_json_cannot_have_is_told_or_named(wheel, now_ms):

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 #: What the messages that wait are called in a query.
 VIEW = "pending"
 
+#: What is added to Spark's own words, which know nothing of docs/sql.md.
+HAS = (
+    f"the view {VIEW} has the columns id, due, topic, partition, cluster, key, headers, size, "
+    "value, and the query is Spark SQL (docs/sql.md)"
+)
+
 #: The class of a Spark error, which its words begin with.
 ERROR_CLASS = re.compile(r"^\[[A-Z0-9_.]+\] ")
 
@@ -112,8 +118,12 @@ def _causes(thrown: "JavaObject | None") -> "Iterator[JavaObject]":
 
 
 def _refused(error: Exception) -> BadInput:
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 (as above)
+
     said = str(error).strip().partition(" SQLSTATE")[0].splitlines()[0]
-    return BadInput(f"the query cannot be answered: {ERROR_CLASS.sub('', said)}")
+    told = f"the query cannot be answered: {ERROR_CLASS.sub('', said)}"
+    # What fails later is a matter of what is in the rows.
+    return BadInput(f"{told}: {HAS}" if isinstance(error, AnalysisException) else told)
 
 
 def _failed(said: str) -> DuetimeError:
