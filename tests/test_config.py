@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from pydantic import ValidationError
 
 from duetime.config import Settings, load_settings
 from duetime.errors import ConfigError
+from duetime.misnamed import OTHERS
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*/duetime.toml"))
 
@@ -79,6 +81,73 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 )
 def test_a_setting_that_cannot_be_is_refused_by_its_name(name, value):
     assert name in refusal(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("variable", "detail"),
+    [
+        ("DUETIME_BOOTSTRP", "there is no setting bootstrp: did you mean bootstrap?"),
+        ("duetime_metric_port", "there is no setting metric_port: did you mean metrics_port?"),
+        ("DUETIME_ZZZ", "there is no setting zzz: docs/configuration.md has them all"),
+    ],
+)
+def test_what_the_environment_calls_as_a_setting_and_is_none_is_refused(
+    monkeypatch, variable, detail
+):
+    monkeypatch.setenv(variable, "9100")
+    assert refusal() == f"{variable} in the environment: {detail}"
+
+
+def test_what_is_called_as_a_setting_by_others_is_none_and_no_mistake(monkeypatch):
+    ours = {"DUETIME_JARS": "jars", "DUETIME_DEBUG": "1", "DUETIME_SPARK_LOG": "info"}
+    # As Kubernetes does of the services duetime and duetime-driver.
+    of_services = {
+        "DUETIME_SERVICE_HOST": "10.0.0.1",
+        "DUETIME_SERVICE_PORT_HTTP": "80",
+        "DUETIME_PORT": "tcp://10.0.0.1:80",
+        "DUETIME_DRIVER_PORT_7078_TCP_ADDR": "10.0.0.2",
+    }
+    for name, value in (ours | of_services).items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == Settings()
+
+
+def test_every_variable_of_the_sources_is_a_setting_or_known_to_be_none():
+    sources = Path(__file__).parents[1] / "src"
+    named = {
+        each
+        for path in [*sources.rglob("*.py"), *sources.rglob("*.properties")]
+        for each in re.findall(r"\bDUETIME_([A-Z_]*[A-Z])\b", path.read_text(encoding="utf-8"))
+    }
+    assert {each.lower() for each in named} <= {*Settings.model_fields, *OTHERS}
+
+
+@pytest.mark.parametrize(
+    ("text", "detail"),
+    [
+        ('bootstrp = "x"', "there is no setting bootstrp: did you mean bootstrap?"),
+        ("clusters = 5", "setting clusters: it must be a table"),
+        ('lead_ms = "soon"', "setting lead_ms: it must be a whole number"),
+        ("lead_ms = -1", "setting lead_ms: it must be 0 or more"),
+        (
+            '[api_tokens.a]\ntoken = "short"',
+            "setting api_tokens.a.token: it must have 16 characters or more",
+        ),
+        (
+            "horizon_ms = -4",
+            "horizon_ms (-4) must be at least lead_ms + wheel_tick_ms (3000), "
+            + "or windows would be planned before they are full",
+        ),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_told_in_words_that_a_user_knows(tmp_path, text, detail):
+    tmp_path.joinpath("duetime.toml").write_text(text)
+    assert refusal() == detail
+
+
+def test_a_table_in_the_environment_that_is_no_json_is_told_as_such(monkeypatch):
+    monkeypatch.setenv("DUETIME_CLUSTERS", "secret")
+    assert refusal() == "setting clusters: in the environment it must be JSON"
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,10 @@ def test_pods_run_commands_and_mount_volumes_that_exist():
         assert mounted - {"spool"} <= {each["name"] for each in pod["volumes"]}
 
 
+def test_no_service_of_kubernetes_is_taken_for_a_setting():
+    assert [pod["enableServiceLinks"] for pod in pods()] == [False] * len(pods())
+
+
 def test_spark_is_given_what_there_is():
     (script,) = (
         pod["containers"][0]["args"][0] for pod in pods() if "command" in pod["containers"][0]

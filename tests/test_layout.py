@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "duetime"
 #: From the bottom up; a module may import from its own layer and those below.
 LAYERS = (
     {"errors", "wording"},
-    {"clock", "wheel", "ladder", "message", "payload", "backoff"},
+    {"clock", "misnamed", "wheel", "ladder", "message", "payload", "backoff"},
     {"tables", "recurrence", "standing"},
     {"config"},
     {"connection", "metrics", "topics", "required"},

@@ -21,11 +21,13 @@ from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
 from duetime.errors import ConfigError
 from duetime.ladder import Ladder
+from duetime.misnamed import PREFIX, check_environment, told
 from duetime.tables import (
     DELAYED_PATTERN,
     NAME_PATTERN,
@@ -61,7 +63,7 @@ _wheel = lru_cache(Wheel)
 class Settings(Connection, BaseSettings):
     """The configuration of one duetime. Frozen once read."""
 
-    model_config = SettingsConfigDict(env_prefix="DUETIME_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
     clusters: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Cluster] = Field(
         default_factory=dict,
@@ -351,12 +353,14 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401 (any setting's 
     if named and not Path(named).is_file():
         raise ConfigError(f"DUETIME_CONFIG names {named}, which is no file: correct it or unset it")
     given = {name: value for name, value in overrides.items() if value is not None}
+    check_environment(os.environ, Settings.model_fields)
     try:
         return Settings(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"]) or "settings"
-        message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"setting {name}: {message}") from None
+        raise ConfigError(told(error.errors()[0], Settings.model_fields)) from None
+    except SettingsError as error:
+        # Of the environment. Its words begin with the field's name, in quotes.
+        name = str(error).partition('"')[2].partition('"')[0]
+        raise ConfigError(f"setting {name}: in the environment it must be JSON") from None
     except ValueError as error:
         raise ConfigError(f"{config_file()} cannot be read: {error}") from None

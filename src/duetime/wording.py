@@ -7,9 +7,9 @@ from typing import Any
 WORDS: Mapping[str, str] = {
     "missing": "it is missing: add it",
     "extra_forbidden": "there is none of this name: correct it, or leave it out",
-    "model_attributes_type": "it must be an object",
-    "model_type": "it must be an object",
-    "dict_type": "it must be an object",
+    "model_attributes_type": "it must be {object}",
+    "model_type": "it must be {object}",
+    "dict_type": "it must be {object}",
     "list_type": "it must be a list",
     "string_type": "it must be text",
     "int_type": "it must be a whole number",
@@ -32,12 +32,15 @@ WORDS: Mapping[str, str] = {
 }
 
 
-def words(found: Mapping[str, Any]) -> str:
-    """What is wrong, as one error of a ValidationError says it. Its `input` is not looked at."""
+def words(found: Mapping[str, Any], named: str = "an object") -> str:
+    """What is wrong, as one error of a ValidationError says it. Its `input` is not looked at.
+
+    `named` is what a set of fields is called where this is told.
+    """
     kind, context = found["type"], found.get("ctx") or {}
     # A secret is counted as a list is.
     if kind == "too_short" and context.get("field_type") != "List":
         kind = "string_too_short"
     if kind in WORDS:
-        return WORDS[kind].format_map(context)
+        return WORDS[kind].format_map({"object": named, **context})
     return str(found["msg"]).removeprefix("Value error, ")
