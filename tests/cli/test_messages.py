@@ -81,6 +81,15 @@ def test_a_topic_is_created_when_it_is_sent_to_and_not_when_that_is_due(duetime,
     assert outcome.err.startswith(f"note: there is no topic {topic.replace('_', '.')}: create it")
 
 
+def test_a_cluster_that_is_not_in_the_configuration_here_is_noted(duetime, monkeypatch):
+    monkeypatch.setenv("DUETIME_CLUSTERS", '{"eu": {"bootstrap": "127.0.0.1:1"}}')
+    send = ("send", "orders", "--in", "1h", "--value", "v", "--cluster")
+    assert duetime(*send, "eu").err == ""
+    outcome = duetime(*send, "mars")
+    assert outcome.code == 0
+    assert outcome.err.startswith("note: the configuration here has no cluster mars: ")
+
+
 def test_a_message_due_in_the_past_is_taken(duetime, taken_in):
     outcome = duetime("send", "orders", "--at", "2020-01-01T00:00:00Z", "--value", "v")
 

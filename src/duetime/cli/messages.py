@@ -109,6 +109,13 @@ def send(  # noqa: PLR0913 (an option each)
             recurrence=recurrence,
         )
     typer.echo(full_id)
+    if cluster is not None and cluster not in settings.clusters:
+        # The pipeline may know it: nobody else needs to.
+        typer.echo(
+            f"note: the configuration here has no cluster {cluster}: see that the pipeline's has "
+            "it when this is due",
+            err=True,
+        )
     if cluster is None and topic not in cluster_has and not create_by_asking(settings, topic):
         # Brokers that create topics have done so by now, and not when the message is due.
         typer.echo(f"note: there is no topic {topic}: create it before this is due", err=True)
