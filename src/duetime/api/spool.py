@@ -97,8 +97,9 @@ class Spool:
             self._prepare(most_bytes)
         except (OSError, sqlite3.Error) as error:
             raise SetupError(
-                f"the spool {path} cannot be used ({error}): see api_spool, and that no other "
-                "duetime api has it"
+                f"the spool {path} cannot be used ({error}): where another duetime api has it, or "
+                "that of a duetime up, name a file for this one, with api_spool or as "
+                "DUETIME_API_SPOOL=..."
             ) from error
 
     def put(self, records: Sequence[Outgoing], taken_ms: int | None = None) -> list[int]:
