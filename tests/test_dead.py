@@ -130,6 +130,17 @@ class TestCommand:
         assert duetime("redrive", "--all")[1] == "brought back 0\n"
         assert duetime("show", "0")[0] == 4
 
+    def test_redrive_says_which_numbers_are_none(self, duetime, die):
+        die()
+        assert duetime("redrive", "98", "0", "99") == (
+            0,
+            "brought back 1\n",
+            "no dead letter has the number 98, 99, or it was brought back\n",
+        )
+        code, told, error = duetime("redrive", "0", "99")
+        assert (code, told) == (4, "")
+        assert "the number 0, 99, or it was brought back" in error
+
     def test_redrive_wants_to_be_told_which(self, duetime):
         code, _, error = duetime("redrive")
         assert code == 2

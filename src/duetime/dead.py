@@ -6,7 +6,7 @@ two that redrive at once one fails. The notes are in a topic of their own, the o
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from confluent_kafka import Message
@@ -120,6 +120,11 @@ class DeadLetters:
         for letter in self.chosen(Selection(numbers=frozenset((number,)))):
             return letter
         raise UnknownMessage(f"no dead letter has the number {number}, or it was brought back")
+
+    def absent(self, numbers: Iterable[int]) -> list[int]:
+        """Those of the numbers that no letter has, or one that was brought back."""
+        asked = frozenset(numbers)
+        return sorted(asked - {each.number for each in self.chosen(Selection(numbers=asked))})
 
     def redrive(self, selection: Selection, clock: Clock) -> int:
         """Send those that are meant once more, due now; returns how many.

@@ -64,6 +64,7 @@ def test_what_was_given_up_is_listed_and_brought_back_once(duetime, producer):
     (letter,) = json.loads(duetime("queue", "dead", QUEUE, "--json").out)
     assert (letter["number"], letter["reason"], letter["attempts"]) == (0, "timed-out", 4)
     assert duetime("queue", "redrive", QUEUE, "0").out == "brought back 1\n"
+    assert duetime("queue", "redrive", QUEUE, "0").code == 4
     assert duetime("queue", "redrive", QUEUE, "--all").out == "brought back 0\n"
     assert duetime("queue", "dead", QUEUE).out == "no dead letters\n"
 

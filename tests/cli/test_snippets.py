@@ -31,6 +31,7 @@ ANSWERS = {
     "dead": (2, "duetime dead --help"),
     "dead redrive": (2, "say which"),
     "dead show 1": (4, "no dead letter has the number 1"),
+    "queue redrive jobs 3 4": (4, "no dead letter has the number 3, 4"),
     "queue stats": (2, "Missing argument"),
     "recurring": (2, "duetime recurring --help"),
     "reschedule": (2, "Missing argument"),

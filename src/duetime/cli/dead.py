@@ -13,6 +13,7 @@ from duetime.cli.display import console, facts, record_facts, table, when
 from duetime.cli.options import BadInput, Config, Json, Kafka, OnlyValue, instant_option_ms
 from duetime.clock import SystemClock, format_instant
 from duetime.dead import DeadLetter, DeadLetters, Selection
+from duetime.errors import UnknownMessage
 
 app = typer.Typer(
     no_args_is_help=True, help="What could not be delivered: list it, show it, bring it back."
@@ -89,12 +90,26 @@ def redrive(  # noqa: PLR0913 (an option each)
     kafka: Kafka = None,
     config: Config = None,
 ) -> None:
-    """Send dead letters once more, due now; each is brought back once, also by two at a time."""
+    """Send dead letters once more, due now; each is brought back once, also by two at a time.
+
+    Exit code 4 if none of the numbers is a dead letter's.
+    """
     if not (numbers or everything or topic or reason or since):
         raise BadInput("say which: their numbers, --topic, --reason, --since or --all")
     selection = _selection(topic, reason, since, numbers)
-    sent = DeadLetters(connected(kafka, config)).redrive(selection, SystemClock())
-    typer.echo(f"brought back {sent:,}")
+    bring_back(DeadLetters(connected(kafka, config)), selection)
+
+
+def bring_back(letters: DeadLetters, selection: Selection) -> None:
+    """Bring them back, and say how many. Raises UnknownMessage where no number is a letter's."""
+    asked = selection.numbers or ()
+    absent = letters.absent(asked) if asked else []
+    told = f"no dead letter has the number {', '.join(map(str, absent))}, or it was brought back"
+    if absent and len(absent) == len(asked):
+        raise UnknownMessage(told)
+    typer.echo(f"brought back {letters.redrive(selection, SystemClock()):,}")
+    if absent:
+        typer.echo(told, err=True)
 
 
 def _selection(

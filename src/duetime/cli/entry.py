@@ -5,7 +5,7 @@
 1    something is wrong: Kafka, the machine, the settings
 2    the arguments are: nothing was sent
 3    too late: the message is delivered, or about to be
-4    unknown: nothing that waits has this id
+4    unknown: nothing that waits has this id, no dead letter this number
 130  Ctrl-C
 ```
 """

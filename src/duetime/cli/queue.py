@@ -9,7 +9,7 @@ import typer
 from confluent_kafka import Message
 
 from duetime.cli.connect import connected
-from duetime.cli.dead import show_letters
+from duetime.cli.dead import bring_back, show_letters
 from duetime.cli.display import console, facts, printable, size, table, when
 from duetime.cli.options import BadInput, Config, Json, Kafka
 from duetime.clock import SystemClock, format_instant
@@ -83,12 +83,14 @@ def redrive(
     kafka: Kafka = None,
     config: Config = None,
 ) -> None:
-    """Put messages that were given up into the queue once more, as new; each is so once."""
+    """Put messages that were given up into the queue once more, as new; each is so once.
+
+    Exit code 4 if none of the numbers is such a message's.
+    """
     if not (numbers or everything):
         raise BadInput("say which: their numbers, or --all")
     selection = Selection(numbers=frozenset(numbers) if numbers else None)
-    letters = DeadLetters(connected(kafka, config), name)
-    typer.echo(f"brought back {letters.redrive(selection, SystemClock()):,}")
+    bring_back(DeadLetters(connected(kafka, config), name), selection)
 
 
 def _facts(found: Stats, now_ms: int) -> list[tuple[str, str]]:
