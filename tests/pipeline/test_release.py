@@ -1,5 +1,6 @@
 """When turns are taken, on a real wheel; what a turn does is left out."""
 
+import logging
 from concurrent.futures import wait
 
 import pytest
@@ -55,6 +56,18 @@ def test_a_rescue_tells_when_its_slots_were_due_as_far_as_that_is_known(release,
     release._note(claims, now_ms)
     release._note(claims[:1], now_ms)
     assert release.rescues == (Rescue(now_ms, 2, *known), Rescue(now_ms, 1, *ANY_TIME))
+
+
+def test_what_is_rescued_before_the_pipeline_is_warm_alarms_nobody(
+    release, now_ms, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO, "duetime")
+    claims = [OffsetRange("t", 0, 0, 1)]
+    monkeypatch.setattr(release, "_is_warm", lambda: False)
+    release._note(claims, now_ms)
+    monkeypatch.setattr(release, "_is_warm", lambda: True)
+    release._note(claims, now_ms)
+    assert [each.levelname for each in caplog.records] == ["INFO", "WARNING"]
 
 
 def test_the_latest_rescues_are_kept(release, wheel, clock, now_ms):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
+from threading import Event
 from typing import Any, Protocol, cast
 
 from pyspark.sql import DataFrame, SparkSession
@@ -59,6 +60,8 @@ class Means:
     destinations: Mapping[str | None, Destinations]
     turn: Turn
     sends: ProducerMetrics
+    #: Set once the process has warmed up.
+    warm: Event
     #: What `written` reads is not freed meanwhile.
     keeping: Keeping
     #: None where a leader that is paused keeps its JVM.
@@ -147,7 +150,13 @@ class Leader:
 
     def _release(self, store: Store[Any]) -> Release[Any]:
         means = self._means
-        return Release(settings=means.settings, store=store, turn=means.turn, clock=means.clock)
+        return Release(
+            settings=means.settings,
+            store=store,
+            turn=means.turn,
+            clock=means.clock,
+            is_warm=means.warm.is_set,
+        )
 
     def _notices(self, store: Store[Any]) -> Callable[[DataFrame, int], None] | None:
         """What to do when a store tells that messages are due; None where it does not."""

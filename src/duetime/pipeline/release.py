@@ -61,13 +61,21 @@ class Release(Generic[ClaimT]):
     """Takes up slots when it is time, until stopped."""
 
     def __init__(
-        self, *, settings: Settings, store: Store[ClaimT], turn: Take[ClaimT], clock: Clock
+        self,
+        *,
+        settings: Settings,
+        store: Store[ClaimT],
+        turn: Take[ClaimT],
+        clock: Clock,
+        is_warm: Callable[[], bool] = lambda: True,
     ) -> None:
+        """Before the pipeline `is_warm`, it is no wonder that something has to be rescued."""
         self._settings = settings
         self._wheel = settings.wheel
         self._store = store
         self._turn = turn
         self._clock = clock
+        self._is_warm = is_warm
         self._stopping = threading.Event()
         self._windows = ThreadPoolExecutor(WINDOWS, thread_name_prefix="window")
         self._background = ThreadPoolExecutor(BACKGROUND, thread_name_prefix="background")
@@ -130,7 +138,10 @@ class Release(Generic[ClaimT]):
         self.rescued += found
         self.rescues = (*self.rescues, Rescue(now_ms, found, from_ms, to_ms))[-RESCUES_TOLD:]
         RESCUED.inc(found)
-        log.warning("rescued messages=%d slots=%d", found, len(claims))
+        if self._is_warm():
+            log.warning("rescued messages=%d slots=%d", found, len(claims))
+        else:
+            log.info("rescued messages=%d slots=%d", found, len(claims))
 
     def _submit(self, claims: Sequence[ClaimT]) -> list[Future[None]]:
         groups = portions(claims, self._settings.job_messages)
