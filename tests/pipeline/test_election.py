@@ -118,7 +118,7 @@ def test_the_rows_of_a_leader_that_steps_down_are_not_sent(settings, spark, join
     leader._step_down()
     assert not leader.is_leading.is_set()
     monkeypatch.setattr(leases, "WAITS_MS", (1,))
-    with pytest.raises(PySparkException, match="another pipeline leads"):
+    with pytest.raises(PySparkException, match="the lead is lost"):
         spark.range(1).where(lease_is_held(settings)).count()
 
 

@@ -7,6 +7,7 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaException
 from confluent_kafka import KafkaError as BrokerError
 
+from duetime.errors import KafkaError
 from duetime.stores import offsets
 from duetime.stores.offsets import Offsets
 from duetime.topics import TopicNames
@@ -36,6 +37,20 @@ def test_an_offset_that_is_none_is_asked_for_again(settings, monkeypatch):
     monkeypatch.setattr(offsets, "ASK_AGAIN_S", 0.01)
     assert asked.ends([place]) == {place: 0}
     assert len(calls) == 3
+    asked.close()
+
+
+def test_topics_are_not_called_missing_where_only_their_brokers_may_be(settings, monkeypatch):
+    asked, place = Offsets(settings, "any"), (TopicNames(settings).rejected, 0)
+
+    def list_offsets(wanted, **_options):
+        nobody = Future()
+        nobody.set_exception(KafkaException(BrokerError(BrokerError._NOENT)))
+        return dict.fromkeys(wanted, nobody)
+
+    monkeypatch.setattr(asked, "_admin", SimpleNamespace(list_offsets=list_offsets))
+    with pytest.raises(KafkaError, match="brokers are down, or topics are missing"):
+        asked.ends([place])
     asked.close()
 
 

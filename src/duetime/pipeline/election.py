@@ -55,7 +55,7 @@ ANSWER_S = SESSION_S + 4.0
 
 def lease_is_held(settings: Settings) -> Column:
     """A filter for rows: true while we lead, waits a while for it otherwise, then raises."""
-    return held(_lease(settings), "another pipeline leads: what is not sent yet is sent there")
+    return held(_lease(settings), "the lead is lost: whoever leads next sends what is not sent yet")
 
 
 class Election:

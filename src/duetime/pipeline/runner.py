@@ -70,7 +70,7 @@ class Pipeline:
         self._is_fenced = fenced
         self._fence: Fence | None = None
         self._clock = clock or SystemClock()
-        self._stopping = threading.Event()
+        self._stopping, self._warm = threading.Event(), threading.Event()
         self._started_so_far = ExitStack()
         #: None while we stand by.
         self._leader: Leader | None = None
@@ -111,6 +111,7 @@ class Pipeline:
         if self._election.wait():
             self._lead(first_s=FIRST_S)
         self._warm_up()
+        self._warm.set()
 
     def watch(self) -> None:
         """Lead when it is our turn, and keep the queries running, until `stop` is called.
@@ -164,6 +165,7 @@ class Pipeline:
             destinations=destinations,
             turn=Turn(self.spark, self._settings, written[None]),
             sends=ProducerMetrics(self.spark),
+            warm=self._warm,
             keeping=keeping,
             fence=self._fence,
         )
@@ -244,7 +246,7 @@ class Pipeline:
         return self._election.is_leading.is_set() and self._election.term == self._term
 
     def _stand_by(self, leader: Leader) -> None:
-        log.warning("another pipeline leads: stopping what delivers")
+        log.warning("the lead is lost: stopping what delivers")
         context = self._means.spark.sparkContext
         # What is under way waits for a lease, and must be gone before there is one again.
         context.cancelAllJobs()

@@ -249,6 +249,12 @@ def answer(ask: Callable[[], _Answer]) -> _Answer:
 
 
 def _failed(error: BrokerError) -> KafkaError:
+    if error.code() == BrokerError._NOENT:  # noqa: SLF001 (its public name)
+        # The client says so of topics that are gone, and of those whose brokers all are.
+        return KafkaError(
+            "nobody leads the topics of the wheel: the brokers are down, or topics are missing, "
+            "which `duetime topics` says"
+        )
     if error.code() in MISSING:
         return KafkaError(
             "topics of the wheel are missing, or have too few partitions: see `duetime topics`"
