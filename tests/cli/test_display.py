@@ -1,5 +1,7 @@
+import sys
+
 from duetime.cli.demo import by_lateness
-from duetime.cli.display import bar, facts, printable, size, when
+from duetime.cli.display import bar, facts, printable, program, size, when
 from duetime.cli.pending import by_distance
 from duetime.stores import Pending
 from duetime.stores.reader import within
@@ -103,3 +105,25 @@ def test_lateness_is_counted_in_rows_up_to_the_latest():
 def test_what_came_early_has_a_row_of_its_own():
     assert by_lateness([-1, 5_000])[0] == ("early", 1)
     assert by_lateness([-1, 5_000])[-1] == ("1000 ms and more", 1)
+
+
+def test_a_command_is_shown_as_this_program_was_called(monkeypatch, tmp_path):
+    script = tmp_path / ".venv" / "bin" / "duetime"
+    script.parent.mkdir(parents=True)
+    script.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script), "up"])
+    monkeypatch.setenv("PATH", "/bin")
+    assert program() == ".venv/bin/duetime"
+    monkeypatch.chdir("/")
+    assert program() == str(script)[1:]
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert program() == "duetime"
+
+
+def test_a_module_is_shown_with_the_python_that_ran_it(monkeypatch, tmp_path):
+    python = tmp_path / "a b" / "python"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "duetime" / "__main__.py"), "up"])
+    assert program() == "'a b/python' -m duetime"

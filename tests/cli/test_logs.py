@@ -6,7 +6,7 @@ import sys
 import pytest
 from tests.snippets import OTHERS, ROOT
 
-from duetime.cli.logs import OneLine, _formatter
+from duetime.cli.logs import OneLine, _formatter, logged
 
 
 class ErrorOfAnEndedJvm(Exception):
@@ -33,6 +33,17 @@ def test_an_exception_is_one_line():
 
 def test_an_error_that_cannot_be_told_any_more_is_named():
     assert line(ErrorOfAnEndedJvm()) == "ERROR turn failed ErrorOfAnEndedJvm: "
+
+
+def test_what_is_said_after_the_block_does_not_hide_how_it_ended(monkeypatch, capsys):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    log = logging.getLogger("duetime.test")
+    with logged(logging.INFO, "text"):
+        log.error("within")
+    log.error("after")
+    said = capsys.readouterr().err
+    assert "within" in said
+    assert "after" not in said
 
 
 def as_json(phrase, *args, info=None, level=logging.INFO):

@@ -1,11 +1,13 @@
 """How a pipeline in the foreground ends, told by one that only waits."""
 
+import logging
 import signal
 import threading
 
 import pytest
 
 from duetime.cli import service
+from duetime.cli.logs import begin_log
 from duetime.cli.service import Service, interruptible
 from duetime.errors import ConfigError, DuetimeError
 
@@ -102,6 +104,36 @@ def test_whoever_looks_may_end_the_wait(monkeypatch):
 
     with pytest.raises(DuetimeError, match="broker"), Service(Waiting(), look) as running:
         running.wait()
+
+
+@pytest.fixture
+def logging_to_stderr(monkeypatch, capsys):  # noqa: ARG001 (the stream that is read)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    begin_log(logging.INFO)
+
+
+@pytest.mark.usefixtures("logging_to_stderr")
+@pytest.mark.parametrize("why", [KeyboardInterrupt, DuetimeError("the broker has ended")])
+def test_what_comes_of_the_end_of_a_start_is_not_told(capsys, why):
+    pipeline = Waiting()
+    pipeline.start = pipeline.watch
+    pipeline.stop = lambda: logging.getLogger("duetime.x").error("query failed")
+
+    with pytest.raises((KeyboardInterrupt, DuetimeError)), Service(pipeline):
+        raise why
+
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("logging_to_stderr")
+def test_what_ails_a_pipeline_that_ran_is_told_when_it_is_stopped(capsys):
+    pipeline = Waiting()
+    pipeline.stop = lambda: logging.getLogger("duetime.x").error("query failed")
+
+    with Service(pipeline) as running:
+        running.wait_until_ready()
+
+    assert "query failed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

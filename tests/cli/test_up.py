@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -120,6 +121,8 @@ def test_everything_a_user_does_in_an_hour(data, port):
         assert f"127.0.0.1:{port}" in said
         assert f"--kafka 127.0.0.1:{port}" in said
         assert up.api in said
+        shown = re.search("see it +(.*)", said)[1]
+        assert subprocess.run(shlex.split(shown), check=True, capture_output=True).stdout
         assert httpx.get(f"{up.api}v1/status").json()["leader"]
 
         soon = up.run("send", "hello", "--in", "5s", "--value", "Hello, later")
@@ -198,6 +201,16 @@ def test_a_stop_in_the_middle_of_the_start_takes_no_longer(data, port):
         assert code == 0
         assert took_s < STOP_S
         await_end(children)
+
+
+def test_where_the_own_kafka_ends_the_last_line_says_so_and_what_to_do(data, port):
+    with started(data, port) as up:
+        (kafka,) = [pid for pid, what in spark_and_kafka(up).items() if "kafka.Kafka" in what]
+        os.kill(kafka, signal.SIGKILL)
+        assert up.process.wait(60) == 1
+        last = up.log.read_text().splitlines()[-1]
+        assert last.startswith("error: the own Kafka ended by itself")
+        assert last.endswith("start it again; what waits is kept")
 
 
 def test_a_second_ctrl_c_leaves_no_orphans(data, port):

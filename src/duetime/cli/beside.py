@@ -1,5 +1,6 @@
 """The HTTP API beside a pipeline: a process of its own, so that no request holds up a window."""
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,22 @@ from pathlib import Path
 from duetime.api.address import url
 from duetime.cli.display import home_relative
 from duetime.config import Settings
+from duetime.errors import SetupError
+from duetime.local.ports import require_free
 from duetime.local.process import GuardedProcess
+
+log = logging.getLogger(__name__)
+
+#: What chooses its port here.
+OPTION = "--api-port"
+
+
+def warn_of_port(settings: Settings) -> None:
+    """Say at once that there will be no API, where its port is in use: the rest takes a minute."""
+    try:
+        require_free(settings.api_port, OPTION)
+    except SetupError as error:
+        log.warning("no HTTP API beside it: %s", error)
 
 
 @contextmanager
@@ -32,10 +48,16 @@ def api_beside(
     # Its settings may be in a file of this directory.
     process = GuardedProcess.start(command, cwd=Path.cwd(), env=os.environ | own, output=output)
     try:
-        yield lambda: f"{url(settings)}/" if process.running else _why_none(output)
+        yield lambda: f"{url(settings)}/" if process.running else _why_none(settings, output)
     finally:
         process.stop()
 
 
-def _why_none(output: Path) -> str:
-    return f"none ({home_relative(output)} says why); --api-port names another port"
+def _why_none(settings: Settings, output: Path) -> str:
+    try:
+        require_free(settings.api_port, OPTION)
+    except SetupError as error:
+        return f"none: {error}"
+    last = output.read_text(errors="replace").strip().rpartition("\n")[2]
+    why = last.removeprefix("error: ")
+    return f"none: {why}" if why != last else f"none ({home_relative(output)} says why)"

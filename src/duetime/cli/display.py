@@ -4,6 +4,9 @@ Everything that comes out of a message goes through `printable`: bytes that some
 not steer the terminal.
 """
 
+import os
+import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -131,6 +134,22 @@ def home_relative(path: Path) -> str:
         return f"~/{path.relative_to(Path.home())}"
     except ValueError:
         return str(path)
+
+
+def program() -> str:
+    """How this program was called, for commands that are shown to be run: from a shell, here."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return f"{_from_here(sys.executable)} -m duetime"
+    found = shutil.which(called.name)
+    is_found = found and Path(found).resolve() == called.resolve()
+    return called.name if is_found else _from_here(sys.argv[0])
+
+
+def _from_here(path: str) -> str:
+    """A path as a shell needs it, from the working directory where it is below that."""
+    relative = os.path.relpath(path)
+    return shlex.quote(path if relative.startswith("..") else relative)
 
 
 def _is_text(value: bytes) -> bool:

@@ -2,7 +2,9 @@
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
 
 from duetime.config import LogFormat
 
@@ -28,14 +30,35 @@ class OneLine(logging.Formatter):
         return super().format(record).replace("\n", " ")
 
 
+class Lines(logging.StreamHandler[TextIO]):
+    """Where the lines go, told apart from others' handlers."""
+
+
 def begin_log(level: int, form: LogFormat = "text") -> None:
     """Log duetime's work to stderr, a line each; at DEBUG with the traces of errors."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = Lines(sys.stderr)
     handler.setFormatter(_formatter(level, form))
     # py4j tells of every call that was under way when Spark ended.
     handler.addFilter(lambda record: not record.name.startswith("py4j"))
     logging.basicConfig(handlers=[handler])
     logging.getLogger("duetime").setLevel(level)
+
+
+def end_log() -> None:
+    """Say nothing more: what threads say that are just ending would hide why they do."""
+    for each in logging.getLogger().handlers:
+        if isinstance(each, Lines):
+            each.setLevel(logging.CRITICAL + 1)
+
+
+@contextmanager
+def logged(level: int, form: LogFormat) -> Iterator[None]:
+    """A log while the block lasts, and no longer: the reason for its end is said last."""
+    begin_log(level, form)
+    try:
+        yield
+    finally:
+        end_log()
 
 
 def _formatter(level: int, form: LogFormat) -> logging.Formatter:

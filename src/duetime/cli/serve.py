@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from duetime.admin import create_topics
-from duetime.cli.beside import api_beside
+from duetime.cli.beside import api_beside, warn_of_port
 from duetime.cli.connect import connected
-from duetime.cli.display import facts, home_relative
-from duetime.cli.logs import begin_log
+from duetime.cli.display import facts, home_relative, program
+from duetime.cli.logs import logged
 from duetime.cli.options import BadInput, Config, Kafka, Store, Verbose, settings_from
 from duetime.cli.service import Service, interruptible
 from duetime.config import Settings, is_submitted
@@ -27,6 +27,7 @@ from duetime.local.jars import pipeline_jars
 from duetime.local.java import find_java
 from duetime.metrics import serve
 from duetime.reach import require_intake, require_kafka
+from duetime.stores.opening import check_store
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +58,19 @@ def up(  # noqa: PLR0913 (an option each)
     """Kafka, the pipeline and the HTTP API on this machine, until Ctrl-C.
 
     What waits is kept for the next time, in the data directory or in the cluster named by --kafka.
-    The API is there where it is installed (duetime[api]).
+    The API is there where it is installed (duetime[api]) and its port is free.
     """
     if kafka and port:
         raise BadInput("--port is for an own Kafka, and --kafka names another: leave one")
-    log_format = settings_from(kafka, config).log_format
-    begin_log(logging.DEBUG if verbose else logging.INFO, log_format)
+    asked = settings_from(kafka, config, store=store)
     directory = (data or data_home()).expanduser().absolute()
-    with suppress(KeyboardInterrupt), interruptible(), _alone(directory):
+    with (
+        logged(logging.DEBUG if verbose else logging.INFO, asked.log_format),
+        suppress(KeyboardInterrupt),
+        interruptible(),
+        _alone(directory),
+    ):
+        _look_ahead(_with_api_port(asked, api_port))
         if kafka:
             settings = connected(kafka, config, store)
             _up(_with_api_port(settings, api_port), directory, config)
@@ -83,8 +89,8 @@ def run(
     Topics must exist (`duetime topics`), and the setting checkpoint says where offsets are kept.
     """
     settings = settings_from(kafka, config, store=store)
-    begin_log(logging.DEBUG if verbose else logging.INFO, settings.log_format)
-    with suppress(KeyboardInterrupt), interruptible():
+    level = logging.DEBUG if verbose else logging.INFO
+    with logged(level, settings.log_format), suppress(KeyboardInterrupt), interruptible():
         require_intake(settings)
         try:
             _serve(settings, _connector(), lambda: _tell_ready(settings), fenced=True)
@@ -94,6 +100,12 @@ def run(
             log.warning("%s: starting again", error)
             # The same command in a new process image: nothing of this one may go on.
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+
+
+def _look_ahead(settings: Settings) -> None:
+    """What would only be found when Kafka and Spark have been started. Raises as `check_store`."""
+    warn_of_port(settings)
+    check_store(settings)
 
 
 @contextmanager
@@ -169,8 +181,8 @@ def _announce(settings: Settings, directory: Path, api: str) -> None:
     there = "" if host_port == f"127.0.0.1:{PORT}" else f" --kafka {host_port}"
     lines = {
         "Kafka": host_port,
-        "try it": f"duetime send hello --in 5s --value 'Hello, later'{there}",
-        "see it": f"duetime pending{there}",
+        "try it": f"{program()} send hello --in 5s --value 'Hello, later'{there}",
+        "see it": f"{program()} pending{there}",
         "by HTTP": api,
         "data": home_relative(directory),
         "Ctrl-C": "stops it; what waits is kept",
@@ -196,5 +208,6 @@ def _alone(directory: Path) -> Iterator[None]:
 def _require_running(broker: LocalBroker, directory: Path) -> None:
     if not broker.running:
         raise SetupError(
-            f"the own Kafka ended by itself: its log is {directory / 'broker' / 'broker.log'}"
+            f"the own Kafka ended by itself ({directory / 'broker' / 'broker.log'} may say why): "
+            "start it again; what waits is kept"
         )

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Protocol, Self
 
+from duetime.cli.logs import end_log
 from duetime.errors import DuetimeError, words
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,9 @@ class Service:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self._ready.is_set() or self._is_ended_by(error):
+            # All that is said from here on comes of that.
+            end_log()
         stop_s = STOP_S if self._ready.is_set() else STOP_STARTING_S
         self._pipeline.ask_to_stop()
         if not self._ended.wait(stop_s):
@@ -102,6 +106,10 @@ class Service:
         elif self._failed and self._failed is not error:
             log.warning("not stopped as it should be: %s", self._failed, exc_info=self._failed)
         end_spark(kill=not self._ended.is_set())
+
+    def _is_ended_by(self, error: BaseException | None) -> bool:
+        """Whether this is why it ends, and not what the pipeline said itself."""
+        return isinstance(error, DuetimeError) and error is not self._failed
 
     def _run(self) -> None:
         try:

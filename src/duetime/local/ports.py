@@ -14,7 +14,8 @@ FREE_PORTS = range(20_000, 32_000)
 #: Ports tried before giving up; the first is free unless a thousand servers run here.
 ATTEMPTS = 100
 
-ADVICE = "choose another with --port"
+#: What it is chosen with, unless somebody says otherwise.
+OPTION = "--port"
 
 
 def free_port() -> int:
@@ -22,17 +23,17 @@ def free_port() -> int:
     for port in random.sample(FREE_PORTS, k=ATTEMPTS):
         if _trouble(port) is None:
             return port
-    raise SetupError("no free port was found: name one with --port")
+    raise SetupError(f"no free port was found: name one with {OPTION}")
 
 
-def require_free(port: int) -> None:
-    """Raise `SetupError` if a server cannot listen on `port`."""
-    trouble = _trouble(port)
+def require_free(port: int, option: str = OPTION) -> None:
+    """Raise `SetupError` if a server cannot listen on `port`, which `option` chooses."""
+    trouble, advice = _trouble(port), f"choose another with {option}"
     if trouble is None:
         return
     if isinstance(trouble, OSError) and trouble.errno == errno.EADDRINUSE:
-        raise SetupError(f"port {port} is in use by another program: stop it, or {ADVICE}")
-    raise SetupError(f"port {port} cannot be listened on ({trouble}): {ADVICE}")
+        raise SetupError(f"port {port} is in use by another program: stop it, or {advice}")
+    raise SetupError(f"port {port} cannot be listened on ({trouble}): {advice}")
 
 
 def _trouble(port: int) -> Exception | None:
