@@ -146,7 +146,8 @@ async def show(
 async def cancel(id: Id, desk: AtDesk, caller: ByCaller) -> None:  # noqa: A002 (what all call it)
     """Cancel a message. 204: it will not be delivered; 409: too late; 404: unknown.
 
-    One that could not be delivered, and waits to be tried again, is cancelled, too.
+    One that could not be delivered, and waits to be tried again, is cancelled, too. One that was
+    rescheduled goes on under its new id, whatever is answered of the old one.
     """
     identity = MessageId.parse(id)
     in_spool = await _in_spool(identity, desk, caller)
