@@ -24,6 +24,13 @@ class Answer:
         return self
 
 
+def refusing(code):
+    """A client to which each question about offsets is answered with this error."""
+    answer = Future()
+    answer.set_exception(KafkaException(BrokerError(code)))
+    return SimpleNamespace(list_offsets=lambda wanted, **_options: dict.fromkeys(wanted, answer))
+
+
 def test_an_offset_that_is_none_is_asked_for_again(settings, monkeypatch):
     asked, place = Offsets(settings, "any"), (TopicNames(settings).rejected, 0)
     real, calls = asked._admin.list_offsets, []
@@ -43,12 +50,7 @@ def test_an_offset_that_is_none_is_asked_for_again(settings, monkeypatch):
 def test_topics_are_not_called_missing_where_only_their_brokers_may_be(settings, monkeypatch):
     asked, place = Offsets(settings, "any"), (TopicNames(settings).rejected, 0)
 
-    def list_offsets(wanted, **_options):
-        nobody = Future()
-        nobody.set_exception(KafkaException(BrokerError(BrokerError._NOENT)))
-        return dict.fromkeys(wanted, nobody)
-
-    monkeypatch.setattr(asked, "_admin", SimpleNamespace(list_offsets=list_offsets))
+    monkeypatch.setattr(asked, "_admin", refusing(BrokerError._NOENT))
     with pytest.raises(KafkaError, match="brokers are down, or topics are missing"):
         asked.ends([place])
     asked.close()
@@ -57,11 +59,6 @@ def test_topics_are_not_called_missing_where_only_their_brokers_may_be(settings,
 def test_who_leads_now_is_asked_when_the_one_that_was_known_does_no_more(settings, monkeypatch):
     asked, place = Offsets(settings, "any"), (TopicNames(settings).rejected, 0)
 
-    def list_offsets(wanted, **_options):
-        moved = Future()
-        moved.set_exception(KafkaException(BrokerError(BrokerError.FENCED_LEADER_EPOCH)))
-        return dict.fromkeys(wanted, moved)
-
-    monkeypatch.setattr(asked, "_admin", SimpleNamespace(list_offsets=list_offsets))
+    monkeypatch.setattr(asked, "_admin", refusing(BrokerError.FENCED_LEADER_EPOCH))
     assert asked.ends([place]) == {place: 0}
     asked.close()
