@@ -135,8 +135,10 @@ def test_every_variable_of_the_sources_is_a_setting_or_known_to_be_none():
         ),
         (
             "horizon_ms = -4",
-            "horizon_ms (-4) must be at least lead_ms + wheel_tick_ms (3000), "
-            + "or windows would be planned before they are full",
+            (
+                "horizon_ms (-4) must be at least lead_ms + wheel_tick_ms (3000), "
+                "or windows would be planned before they are full"
+            ),
         ),
     ],
 )
