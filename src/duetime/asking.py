@@ -27,23 +27,12 @@ def all_series(settings: Settings) -> list[Series]:
 
 def find_series(name: str, settings: Settings) -> Series:
     """The one with this name. Raises UnknownMessage, KafkaError, InvalidMessage (bad-id)."""
-    _check_name(name)
-    series = read_book(settings).find(name)
-    if series is None:
-        raise unknown_series(name)
-    return series
+    return _found(name, settings, within_s=0.0)
 
 
 def find_series_soon(name: str, settings: Settings) -> Series:
     """The same; one that may have been sent just now is waited for. Raises as `find_series`."""
-    _check_name(name)
-    until_s = time.monotonic() + KNOWN_S
-    with Watched(settings) as watched:
-        while (series := watched.now().find(name)) is None:
-            if time.monotonic() >= until_s:
-                raise unknown_series(name)
-            time.sleep(LOOK_S)
-    return series
+    return _found(name, settings, within_s=KNOWN_S)
 
 
 def unknown_series(name: str) -> UnknownMessage:
@@ -73,9 +62,16 @@ def ask(series: Series, operation: str, settings: Settings) -> Series | None:
     )
 
 
-def _check_name(name: str) -> None:
+def _found(name: str, settings: Settings, within_s: float) -> Series:
     if not re.match(SERIES_PATTERN, name):
         raise InvalidMessage(Reason.BAD_ID, f"{name!r} is no name of a series, its due-id")
+    until_s = time.monotonic() + within_s
+    with Watched(settings) as watched:
+        while (series := watched.now().find(name)) is None:
+            if time.monotonic() >= until_s:
+                raise unknown_series(name)
+            time.sleep(LOOK_S)
+    return series
 
 
 def _is_so(series: Series | None, operation: str) -> bool:

@@ -44,6 +44,7 @@ from duetime.pipeline.rows import (
     waiting_record,
     without_reason,
 )
+from duetime.pipeline.seen import Seen
 from duetime.pipeline.written import Repeat, Repeats, Written, identified, scope_of_waiting
 from duetime.topics import TopicNames
 
@@ -63,14 +64,13 @@ def failures(
     when the query began, epoch ms.
     """
     repeats = Repeats(written, begun_ms)
-    cancels: DataFrame | None = None
+    cancels = Seen()
 
     def without_written(batch: DataFrame, repeat: Repeat) -> DataFrame:
-        nonlocal cancels
         left = repeat.sieve.without(identified(batch), repeat.scope)
         if new := _cancels(repeat, settings):
-            cancels = (cancels.union(new) if cancels else new).localCheckpoint()
-        return _without(left, cancels, settings) if cancels else left
+            cancels.add(new, records=1)
+        return _without(left, cancels.ids, settings) if cancels.ids else left
 
     def handle(batch: DataFrame, number: int) -> None:
         found = scope_of_waiting(batch)
