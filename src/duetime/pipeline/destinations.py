@@ -43,6 +43,10 @@ REACHED_S = 4.0
 #: How often for their limits and our rights, in seconds; of a new topic at once.
 DETAILS_EVERY_S = 60.0
 
+#: How many topics are looked for before the cluster is asked anew: while brokers create them, what
+#: counts as reached must not run out.
+CREATED_AT_ONCE = 50
+
 #: How many topics are asked about in one request.
 AT_ONCE = 500
 
@@ -154,7 +158,9 @@ class Destinations:
         asked = [each for each in every.split("\n") if each.startswith(begin)]
         for each in asked:
             self._system.clearProperty(each)
-        self.look_for([each.removeprefix(begin) for each in asked[:AT_ONCE]])
+        topics = [each.removeprefix(begin) for each in asked[:AT_ONCE]]
+        for first in range(0, len(topics), CREATED_AT_ONCE):
+            self.look_for(topics[first : first + CREATED_AT_ONCE])
         return True
 
     def _known(self) -> dict[str, str]:
