@@ -113,7 +113,10 @@ class Live:
         return self.topics(1, partitions, config)[0]
 
     def topics(self, count, partitions=1, config=()):
-        names = [f"to_{uuid.uuid4().hex[:8]}" for _ in range(count)]
+        return self.create([f"to_{uuid.uuid4().hex[:8]}" for _ in range(count)], partitions, config)
+
+    def create(self, names, partitions=1, config=()):
+        """Destinations of these names, which the pipeline knows when this returns."""
         stamped = {"message.timestamp.type": "LogAppendTime"} | dict(config)
         wanted = [NewTopic(name, num_partitions=partitions, config=stamped) for name in names]
         for created in self.admin.create_topics(wanted).values():

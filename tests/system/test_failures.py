@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import httpx
 import pytest
-from confluent_kafka.admin import NewPartitions, NewTopic
+from confluent_kafka.admin import NewPartitions
 from tests.api.conftest import Running, alike
 from tests.conftest import TRACE, eventually
 from tests.system.conftest import LONG_WAITED, PATIENCE_S, RETRY_TOPICS, STUBBORN, now_ms
@@ -60,7 +60,7 @@ def test_a_partition_that_the_destination_lacks_harms_no_other_message(live, sen
 
 
 def test_a_destination_may_have_attempts_and_a_backoff_of_its_own(live, sender, dead):
-    live.admin.create_topics([NewTopic(STUBBORN, 1)])[STUBBORN].result()
+    live.create([STUBBORN])
     letter = of(dead, sender.produce(STUBBORN, "x", partition=7, in_=timedelta(0)))
     policy = RETRY_TOPICS[STUBBORN]
     assert letter.by_name["due-attempts"] == str(policy["attempts"]).encode()
@@ -162,7 +162,7 @@ def asked_to_cancel(api, identity, name):
 
 
 def test_a_message_that_waits_for_a_retry_is_cancelled(live, sender, dead, api):
-    live.admin.create_topics([NewTopic(LONG_WAITED, 1)])[LONG_WAITED].exception()
+    live.create([LONG_WAITED])
     lost = sender.produce(LONG_WAITED, "x", partition=7, in_=timedelta(0))
     sender.flush()
     live.inbox(live.names.failed).until_id(lost)
