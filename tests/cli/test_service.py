@@ -136,6 +136,15 @@ def test_what_ails_a_pipeline_that_ran_is_told_when_it_is_stopped(capsys):
     assert "query failed" in capsys.readouterr().err
 
 
+@pytest.fixture
+def at_a_terminal():
+    """Also where the tests themselves were started with nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("at_a_terminal")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_each_signal_interrupts_and_is_given_back(number):
     before = signal.getsignal(number)
