@@ -1,8 +1,8 @@
-"""What Kafkas that tests make for the courier have in common."""
+"""What Kafkas that tests make for the dispatcher have in common."""
 
 
 class MadeKafka:
-    """A producer, and what makes one: the courier is given itself."""
+    """A producer, and what makes one: the dispatcher is given itself."""
 
     def __init__(self):
         self.arrived = set()
@@ -18,11 +18,11 @@ class MadeKafka:
 
     def install(self, monkeypatch, *, name_of=str, acknowledge_s, ask_again_s):
         """In place of Kafka; what has arrived is read back by the names that it is kept by."""
-        courier = "duetime.api.courier"
-        monkeypatch.setattr("duetime.api.carrier.Producer", self)
+        dispatcher = "duetime.api.dispatcher"
+        monkeypatch.setattr("duetime.api.async_producer.Producer", self)
         monkeypatch.setattr(
-            f"{courier}.arrived",
+            f"{dispatcher}.arrived",
             lambda _, taken: {each for each in taken if name_of(each) in self.arrived},
         )
-        monkeypatch.setattr(f"{courier}.ACKNOWLEDGE_S", acknowledge_s)
-        monkeypatch.setattr(f"{courier}.ASK_AGAIN_S", ask_again_s)
+        monkeypatch.setattr(f"{dispatcher}.ACKNOWLEDGE_S", acknowledge_s)
+        monkeypatch.setattr(f"{dispatcher}.ASK_AGAIN_S", ask_again_s)

@@ -13,7 +13,7 @@ from tests.api.test_events import events
 from tests.conftest import dead_letters_of
 from tests.leading import leading
 
-from duetime.api.models import Look
+from duetime.api.responses import Look
 from duetime.api.watch import event
 
 pytestmark = pytest.mark.system

@@ -7,8 +7,8 @@ import pytest
 from confluent_kafka import Producer
 from tests.api.conftest import problem_of
 
-from duetime.api.models import Look
 from duetime.api.problems import Problem
+from duetime.api.responses import Look
 from duetime.connection import librdkafka_properties
 from duetime.topics import TopicNames
 

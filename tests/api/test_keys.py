@@ -6,18 +6,18 @@ import threading
 
 import pytest
 from tests.api.conftest import NOWHERE, problem_of
-from tests.api.test_courier import kafka as listed
-from tests.api.test_courier import post
+from tests.api.test_dispatcher import kafka as listed
+from tests.api.test_dispatcher import post
 from tests.api.test_read_back import kafka as reported
 from tests.api.test_read_back import until
 from tests.api.test_spool import MIB
 from tests.conftest import eventually
 
-from duetime.api.courier import Courier
+from duetime.api.dispatcher import Dispatcher
 from duetime.api.keys import Keys
 from duetime.api.problems import IdTaken, TooMany
+from duetime.api.requests import NewMessage
 from duetime.api.spool import Spool, SpoolFull
-from duetime.api.wanted import NewMessage
 from duetime.clock import SystemClock
 from duetime.errors import KafkaError, RecordRefused, TooLate
 
@@ -155,17 +155,17 @@ def test_what_never_left_takes_no_id():
 def test_of_several_that_a_full_spool_does_not_take_each_waits_for_its_own(reported, tmp_path):
     async def run():
         spool, tries, busy = Spool(tmp_path / "spool.db", MIB), Tries(), threading.Event()
-        async with Courier(NOWHERE, spool, SystemClock()) as courier:
+        async with Dispatcher(NOWHERE, spool, SystemClock()) as dispatcher:
 
             async def send(name):
                 async with tries.sending(name, value="x" * 600_000) as sending:
-                    await sending.by(courier)
+                    await sending.by(dispatcher)
                 return sending.fresh
 
             # Both come during one write to the disk, and so are in the next.
-            writing = asyncio.create_task(courier._clerk.ask(busy.wait))
+            writing = asyncio.create_task(dispatcher._thread.ask(busy.wait))
             sending = [asyncio.create_task(send(each)) for each in "ab"]
-            await until(lambda: len(courier._clerk._puts) == 2)
+            await until(lambda: len(dispatcher._thread._puts) == 2)
             busy.set()
             failed = await asyncio.gather(*sending, return_exceptions=True)
             assert [type(each) for each in failed] == [SpoolFull] * 2
@@ -178,21 +178,23 @@ def test_of_several_that_a_full_spool_does_not_take_each_waits_for_its_own(repor
             assert await again[0] == []
             await until(lambda: reported.handed == ["a", "b", "b"])
             reported.report(reported.records["b"])
-            await until(lambda: not courier._spooling)
+            await until(lambda: not dispatcher._spooling)
 
     asyncio.run(run())
 
 
 def test_a_try_that_is_given_up_is_waited_for_by_the_next_one(reported, tmp_path, monkeypatch):
-    monkeypatch.setattr("duetime.api.courier.ACKNOWLEDGE_S", 60)
+    monkeypatch.setattr("duetime.api.dispatcher.ACKNOWLEDGE_S", 60)
 
     async def run():
         tries = Tries()
-        async with Courier(NOWHERE, Spool(tmp_path / "spool.db", MIB), SystemClock()) as courier:
-            given_up = asyncio.create_task(sent_by(courier, tries, "a"))
+        async with Dispatcher(
+            NOWHERE, Spool(tmp_path / "spool.db", MIB), SystemClock()
+        ) as dispatcher:
+            given_up = asyncio.create_task(sent_by(dispatcher, tries, "a"))
             await asyncio.sleep(0)
             given_up.cancel()
-            again = asyncio.create_task(sent_by(courier, tries, "a"))
+            again = asyncio.create_task(sent_by(dispatcher, tries, "a"))
             await asyncio.gather(given_up, return_exceptions=True)
             assert not again.done()
             reported.report(reported.records["a"])
@@ -214,18 +216,20 @@ def test_what_is_refused_in_a_batch_does_not_have_the_others_sent_again(serving,
 
 
 def test_what_fails_in_a_batch_does_not_have_the_others_sent_again(reported, tmp_path, monkeypatch):
-    monkeypatch.setattr("duetime.api.courier.ACKNOWLEDGE_S", 60)
+    monkeypatch.setattr("duetime.api.dispatcher.ACKNOWLEDGE_S", 60)
 
     async def run():
         tries = Tries()
-        async with Courier(NOWHERE, Spool(tmp_path / "spool.db", MIB), SystemClock()) as courier:
-            first = asyncio.create_task(sent_by(courier, tries, "a", "b"))
+        async with Dispatcher(
+            NOWHERE, Spool(tmp_path / "spool.db", MIB), SystemClock()
+        ) as dispatcher:
+            first = asyncio.create_task(sent_by(dispatcher, tries, "a", "b"))
             await until(lambda: reported.handed == ["a", "b"])
             reported.report(reported.records["a"])
             reported.report(reported.records["b"], KafkaError("the local queue is gone"))
             with pytest.raises(KafkaError):
                 await first
-            again = asyncio.create_task(sent_by(courier, tries, "a", "b"))
+            again = asyncio.create_task(sent_by(dispatcher, tries, "a", "b"))
             await until(lambda: reported.handed == ["a", "b", "b"])
             reported.report(reported.records["b"])
             assert await again == ["b"]
@@ -236,28 +240,28 @@ def test_what_fails_in_a_batch_does_not_have_the_others_sent_again(reported, tmp
 def test_what_is_given_up_on_its_way_to_the_spool_is_there_for_the_next_try(reported, tmp_path):
     async def run():
         spool, tries, busy = Spool(tmp_path / "spool.db", MIB), Tries(), threading.Event()
-        async with Courier(NOWHERE, spool, SystemClock()) as courier:
-            writing = asyncio.create_task(courier._clerk.ask(busy.wait))
-            given_up = asyncio.create_task(sent_by(courier, tries, "a"))
-            await until(lambda: len(courier._clerk._puts) == 1)
+        async with Dispatcher(NOWHERE, spool, SystemClock()) as dispatcher:
+            writing = asyncio.create_task(dispatcher._thread.ask(busy.wait))
+            given_up = asyncio.create_task(sent_by(dispatcher, tries, "a"))
+            await until(lambda: len(dispatcher._thread._puts) == 1)
             given_up.cancel()
-            again = asyncio.create_task(sent_by(courier, tries, "a"))
+            again = asyncio.create_task(sent_by(dispatcher, tries, "a"))
             await asyncio.gather(given_up, return_exceptions=True)
             assert not again.done()
             busy.set()
             assert await again == []
             await writing
             reported.report(reported.records["a"])
-            await until(lambda: not courier._spooling)
+            await until(lambda: not dispatcher._spooling)
         assert reported.handed == ["a"]
 
     asyncio.run(run())
 
 
-async def sent_by(courier, tries, *names):
+async def sent_by(dispatcher, tries, *names):
     """Those of them that nobody had taken."""
     async with tries.sending(*names) as sending:
-        await sending.by(courier)
+        await sending.by(dispatcher)
     return [each.id.unique for each in sending.fresh]
 
 

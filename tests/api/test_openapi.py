@@ -22,7 +22,7 @@ from tests.conftest import WheelWriter, created_topics, dead_letters_of, small_s
 from duetime.api.address import url
 from duetime.api.app import create_app
 from duetime.api.document import ANSWERS
-from duetime.api.wanted import NewMessage
+from duetime.api.requests import NewMessage
 from duetime.clock import SystemClock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties

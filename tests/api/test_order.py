@@ -8,7 +8,7 @@ from tests.api.test_spool import Load, everything_taken_in
 from tests.conftest import eventually
 
 from duetime.admin import create_topics
-from duetime.api.courier import AT_ONCE
+from duetime.api.dispatcher import AT_ONCE
 from duetime.local.broker import LocalBroker
 
 SENDERS = 6

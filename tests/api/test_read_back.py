@@ -10,7 +10,7 @@ from tests.api.made_kafka import MadeKafka
 from tests.api.test_spool import MIB, record
 from tests.conftest import eventually
 
-from duetime.api.courier import Courier
+from duetime.api.dispatcher import Dispatcher
 from duetime.api.readback import arrived
 from duetime.api.spool import Spool
 from duetime.client import Producer as Client
@@ -53,23 +53,23 @@ def test_what_is_spooled_meanwhile_and_arrives_is_not_sent_again(kafka, tmp_path
 
     async def run():
         clock = SystemClock()
-        async with Courier(NOWHERE, Spool(tmp_path / "spool.db", MIB), clock) as courier:
-            sent = await asyncio.gather(courier.send([failing]), courier.send([arriving]))
+        async with Dispatcher(NOWHERE, Spool(tmp_path / "spool.db", MIB), clock) as dispatcher:
+            sent = await asyncio.gather(dispatcher.send([failing]), dispatcher.send([arriving]))
             assert sent == [False, False]
             kafka.report(failing, KafkaError("the local queue is gone"))
             await until(lambda: "the spool waits" in caplog.text)
             # Handed over before the others were spooled, and spooled after them.
-            under_way = courier._carrier.hand_over([late])
-            await courier._put([late], clock.now_ms(), under_way)
+            under_way = dispatcher._producer.hand_over([late])
+            await dispatcher._put([late], clock.now_ms(), under_way)
             kafka.report(arriving)
-            await until(lambda: len(courier._arriving) < 2)
+            await until(lambda: len(dispatcher._arriving) < 2)
             # It is still waited for, before anything is read back and sent again.
-            assert under_way.arrived in courier._arriving
+            assert under_way.arrived in dispatcher._arriving
             assert "m2" not in kafka.handed[3:]
             kafka.report(late)
             await until(lambda: kafka.handed.count("m0") == 2)
             kafka.report(failing)
-            await until(lambda: not courier._spooling)
+            await until(lambda: not dispatcher._spooling)
 
     asyncio.run(run())
     assert kafka.handed == ["m0", "m1", "m2", "m0"]

@@ -8,7 +8,7 @@ import pytest
 from tests.api.conftest import NOWHERE, opened, problem_of
 
 from duetime.api.keys import Keys
-from duetime.api.wanted import NewMessage
+from duetime.api.requests import NewMessage
 from duetime.clock import SystemClock
 from duetime.errors import KafkaError
 from duetime.message import MessageId

@@ -8,8 +8,8 @@ from tests.conftest import eventually
 from tests.system.conftest import PATIENCE_S
 
 from duetime.api.address import url
-from duetime.api.models import Look
 from duetime.api.punctuality import Punctuality
+from duetime.api.responses import Look
 from duetime.clock import SystemClock
 from duetime.standing import RUNS
 from duetime.status import status

@@ -2,7 +2,7 @@
 
 ```
 request -> guard      who asks (tokens), limits of size and time, for every request
-        -> desk       what requests need: settings, clock, reader, courier
+        -> services   what requests need: settings, clock, reader, dispatcher
         -> messages   schedule, list, show, cancel, reschedule, deliver now
            dead       dead letters: list, show, redrive
            rejected   records that were refused: list, show
@@ -10,13 +10,14 @@ request -> guard      who asks (tokens), limits of size and time, for every requ
            watch      what the events say, asked for once for all who listen
            dashboard  the page for people, of the same requests
            keys       what senders called their messages: the same answer twice
-        -> courier    records to Kafka, and when they have arrived
-           carrier    Kafka's client, and another one when it fails for good
-           parcel     what has become of records that were sent together
-           clerk      the one thread that has the spool
-           spool      what is accepted while Kafka does not answer
-           spooled    how that is shown
-           readback   after a crash: what of it has arrived
+        -> dispatcher      records to Kafka, and when they have arrived
+           submission      what is taken of one request
+           async_producer  Kafka's client, and another one when it fails for good
+           producer_batch  what has become of records that were handed to it together
+           spool_thread    the one thread that has the spool
+           spool           what is accepted while Kafka does not answer
+           spooled         how that is shown
+           readback        after a crash: what of it has arrived
 errors  -> problems   RFC 9457, with the reasons of duetime.errors
 serve, address        the server: host, port, TLS
 ```

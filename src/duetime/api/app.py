@@ -16,9 +16,9 @@ from duetime.api import (
     rejected,
     state,
 )
-from duetime.api.desk import open_desk
 from duetime.api.document import Api, may_be
 from duetime.api.guard import Guard
+from duetime.api.services import open_services
 from duetime.config import Settings
 
 DESCRIPTION = """Kafka messages delivered when they are due.
@@ -32,8 +32,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_desk(settings) as desk:
-            app.state.desk = desk
+        async with open_services(settings) as services:
+            app.state.services = services
             yield
 
     app = Api(

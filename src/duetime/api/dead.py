@@ -5,12 +5,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from duetime.api.desk import AtDesk, ByCaller
 from duetime.api.document import may_be
-from duetime.api.models import Dead, DeadPage, DeadSummary, Redriven, body
+from duetime.api.requests import FewFields, Limit, Number, Redrive, Topic
+from duetime.api.responses import Dead, DeadPage, DeadSummary, Redriven, body
 from duetime.api.route import Route
+from duetime.api.services import ByCaller, WithServices
 from duetime.api.tokens import Caller
-from duetime.api.wanted import FewFields, Limit, Number, Redrive, Topic
 from duetime.clock import parse_instant
 from duetime.dead import DeadLetters, Selection
 from duetime.errors import InvalidMessage, Reason, UnknownMessage
@@ -31,7 +31,7 @@ Since = Annotated[
 
 @router.get("", responses=may_be(422))
 def list_letters(  # noqa: PLR0913 (a parameter each)
-    desk: AtDesk,
+    services: WithServices,
     caller: ByCaller,
     *,
     topic: Topic = None,
@@ -42,14 +42,14 @@ def list_letters(  # noqa: PLR0913 (a parameter each)
     """The latest dead letters that were not brought back, without what is in them."""
     selection = _selection(caller, topic, reason, since)
     # Without payloads as soon as they are read: a thousand may be a GB.
-    read = map(DeadSummary.model_validate, DeadLetters(desk.settings).chosen(selection))
+    read = map(DeadSummary.model_validate, DeadLetters(services.settings).chosen(selection))
     return DeadPage(letters=list(deque(read, maxlen=limit)))
 
 
 @router.get("/{number}", responses=may_be(404, 422))
-def show(number: Number, desk: AtDesk, caller: ByCaller) -> Dead:
+def show(number: Number, services: WithServices, caller: ByCaller) -> Dead:
     """All about a dead letter."""
-    letter = DeadLetters(desk.settings).find(number)
+    letter = DeadLetters(services.settings).find(number)
     if not caller.allows(letter.topic):
         raise UnknownMessage(f"no dead letter has the number {number}, or it was brought back")
     summary = DeadSummary.model_validate(letter)
@@ -57,7 +57,9 @@ def show(number: Number, desk: AtDesk, caller: ByCaller) -> Dead:
 
 
 @router.post("/redrive", responses=may_be(400, 413, 422, 429))
-def redrive(wanted: Annotated[Redrive, FewFields], desk: AtDesk, caller: ByCaller) -> Redriven:
+def redrive(
+    wanted: Annotated[Redrive, FewFields], services: WithServices, caller: ByCaller
+) -> Redriven:
     """Send dead letters once more, due now; each is brought back once, also by two at a time."""
     which = (wanted.numbers, wanted.topic, wanted.reason, wanted.since)
     if not wanted.all and all(each is None for each in which):
@@ -65,11 +67,11 @@ def redrive(wanted: Annotated[Redrive, FewFields], desk: AtDesk, caller: ByCalle
             Reason.UNREADABLE, "say which: numbers, topic, reason, since, or all: true"
         )
     selection = _selection(caller, wanted.topic, wanted.reason, wanted.since, wanted.numbers)
-    letters = DeadLetters(desk.settings)
+    letters = DeadLetters(services.settings)
     if caller.rate:
         # All at once: half of them sent, and then an error, would help nobody.
         caller.spend(letters.count(selection))
-    return Redriven(redriven=letters.redrive(selection, desk.clock))
+    return Redriven(redriven=letters.redrive(selection, services.clock))
 
 
 def _selection(

@@ -12,9 +12,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from duetime.api import models
+from duetime.api import responses
 from duetime.api.examples import ID
-from duetime.api.models import Answer
 from duetime.api.problems import (
     MEDIA_TYPE,
     Invalid,
@@ -25,12 +24,13 @@ from duetime.api.problems import (
     problem,
     schemas,
 )
+from duetime.api.responses import Answer
 from duetime.errors import InvalidMessage, KafkaError, Reason, TooLate, UnknownMessage
 from duetime.message import END
 
 #: What is answered where all is well.
 ANSWERS = [
-    each for each in vars(models).values() if isinstance(each, type) and issubclass(each, Answer)
+    each for each in vars(responses).values() if isinstance(each, type) and issubclass(each, Answer)
 ]
 
 #: What is documented of each status besides its example.

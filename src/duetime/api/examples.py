@@ -1,4 +1,4 @@
-"""The examples that the OpenAPI document shows of what is answered (`wanted` has what is asked)."""
+"""The examples that the OpenAPI document shows of what is answered (`requests`: what is asked)."""
 
 from typing import Any
 

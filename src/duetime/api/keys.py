@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from duetime.api.courier import Courier
+from duetime.api.dispatcher import Dispatcher
 from duetime.api.latest import Latest
-from duetime.api.parcel import Errand
 from duetime.api.problems import IdTaken
-from duetime.api.wanted import NewMessage
+from duetime.api.requests import NewMessage
+from duetime.api.submission import Submission
 from duetime.message import DUE_AT_MS, MessageId
 from duetime.outgoing import Outgoing
 
@@ -53,7 +53,7 @@ class Sending:
         self.in_kafka = True
         #: What other tries have to wait for.
         self.claimed: list[tuple[Outgoing, Known]] = []
-        self._errand: Errand | None = None
+        self._submission: Submission | None = None
         self._ended = asyncio.Event()
 
     def add(self, record: Outgoing, known: Known | None) -> None:
@@ -67,14 +67,14 @@ class Sending:
                 known.ended = self._ended
                 self.claimed.append((record, known))
 
-    async def by(self, courier: Courier) -> None:
-        """Send those that are fresh. Raises as `Courier.send`."""
+    async def by(self, dispatcher: Dispatcher) -> None:
+        """Send those that are fresh. Raises as `Dispatcher.send`."""
         if not self.fresh:
             return
         for _, known in self.claimed:
             known.is_begun = True
-        self._errand = Errand(self.took if self.claimed else None)
-        in_kafka = await courier.send(self.fresh, self._errand)
+        self._submission = Submission(self.took if self.claimed else None)
+        in_kafka = await dispatcher.send(self.fresh, self._submission)
         self.in_kafka = self.in_kafka and in_kafka
 
     def took(self, records: Sequence[Outgoing], *, in_kafka: bool) -> None:
@@ -87,7 +87,7 @@ class Sending:
     def undecided(self) -> list["asyncio.Future[Any]"]:
         """What decides about those that nobody has taken, and somebody still may."""
         is_decided = all(known.in_kafka is not None for _, known in self.claimed)
-        return [] if is_decided or not self._errand else list(self._errand.under_way)
+        return [] if is_decided or not self._submission else list(self._submission.under_way)
 
     def end(self) -> None:
         """Other tries may go on."""

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from duetime.api.desk import AtDesk, ByCaller
 from duetime.api.document import may_be
 from duetime.api.examples import ID
-from duetime.api.models import Page, Summary, summary
 from duetime.api.problems import OutOfTime
+from duetime.api.requests import From, Limit, To, Topic
+from duetime.api.responses import Page, Summary, summary
 from duetime.api.route import Route
-from duetime.api.wanted import From, Limit, To, Topic
+from duetime.api.services import ByCaller, WithServices
 from duetime.clock import parse_instant
 from duetime.errors import InvalidMessage, Reason
 from duetime.stores import Found
@@ -32,7 +32,7 @@ Cursor = Annotated[str | None, Query(description="As the last page had it.", exa
 
 @router.get("", responses=may_be(422))
 def list_messages(  # noqa: PLR0913 (a parameter each)
-    desk: AtDesk,
+    services: WithServices,
     caller: ByCaller,
     *,
     topic: Topic = None,
@@ -51,10 +51,10 @@ def list_messages(  # noqa: PLR0913 (a parameter each)
     few are left, all that waits is read. Where that takes too long (503, `timeout`), ask for less
     with `from` and `to`.
     """
-    found = desk.reader.messages(
-        desk.clock.now_ms(),
+    found = services.reader.messages(
+        services.clock.now_ms(),
         topic=topic,
-        allows=in_time(caller.allows, desk.settings.api_request_seconds),
+        allows=in_time(caller.allows, services.settings.api_request_seconds),
         from_ms=_bound_ms(from_),
         to_ms=_bound_ms(to),
         after=_position(cursor) if cursor else None,

@@ -15,10 +15,11 @@ from fastapi.responses import JSONResponse
 from pydantic import Discriminator, Field, Tag
 from starlette.concurrency import run_in_threadpool
 
-from duetime.api.desk import AtDesk, ByCaller, Desk, desk_of
 from duetime.api.document import Responses, may_be, plain
 from duetime.api.examples import DUE_MS, ID
-from duetime.api.models import (
+from duetime.api.problems import IdTaken, Invalid
+from duetime.api.requests import Due, FewFields, NewMessage
+from duetime.api.responses import (
     Accepted,
     AcceptedMany,
     Waiting,
@@ -26,11 +27,10 @@ from duetime.api.models import (
     body,
     summary,
 )
-from duetime.api.problems import IdTaken, Invalid
 from duetime.api.route import Route
+from duetime.api.services import ByCaller, Services, WithServices, services_of
 from duetime.api.spooled import as_found
 from duetime.api.tokens import Caller
-from duetime.api.wanted import Due, FewFields, NewMessage
 from duetime.asking import all_series
 from duetime.cancelling import cancel_surely, find_waiting, found_soon, not_waiting
 from duetime.errors import InvalidMessage, Reason, TooLate, UnknownMessage
@@ -81,20 +81,20 @@ Wanted = Annotated[
 ]
 
 
-async def _counting(request: Request) -> Desk:
-    """The desk; before a message is made of each, of which there may be a million."""
-    desk = desk_of(request)
+async def _counting(request: Request) -> Services:
+    """The services; before a message is made of each, of which there may be a million."""
+    services = services_of(request)
     try:
         # It is read already, unless it is said to be something else.
         given = await request.json()
     except (ValueError, RecursionError):
         given = None
     if isinstance(given, list):
-        _check_count(len(given), desk)
-    return desk
+        _check_count(len(given), services)
+    return services
 
 
-AtCounting = Annotated[Desk, Depends(_counting)]
+AtCounting = Annotated[Services, Depends(_counting)]
 
 
 @router.post(
@@ -104,19 +104,21 @@ AtCounting = Annotated[Desk, Depends(_counting)]
     response_description="Kafka has it, or them.",
     responses=SPOOLED | may_be(400, 409, 413, 422, 429),
 )
-async def schedule(wanted: Wanted, desk: AtCounting, caller: ByCaller) -> JSONResponse:
+async def schedule(wanted: Wanted, services: AtCounting, caller: ByCaller) -> JSONResponse:
     """Schedule a message, or several.
 
     201: every in-sync replica of Kafka has them. 202: Kafka does not answer; they are on this
     machine's disk, and sent when it does.
     """
     messages = wanted if isinstance(wanted, list) else [wanted]
-    async with desk.keys.sending(messages, lambda: _records(messages, desk, caller)) as sending:
+    async with services.keys.sending(
+        messages, lambda: _records(messages, services, caller)
+    ) as sending:
         caller.spend(len(messages))
         names = {each.series for each in sending.records if each.series}
         if names and not caller.sees_all:
-            await run_in_threadpool(_check_series, names, desk, caller)
-        await sending.by(desk.courier)
+            await run_in_threadpool(_check_series, names, services, caller)
+        await sending.by(services.dispatcher)
     told = [accepted(each.name, each.id.due_ms) for each in sending.records]
     content = {"messages": told} if isinstance(wanted, list) else told[0]
     return JSONResponse(content, HTTPStatus.CREATED if sending.in_kafka else HTTPStatus.ACCEPTED)
@@ -125,15 +127,15 @@ async def schedule(wanted: Wanted, desk: AtCounting, caller: ByCaller) -> JSONRe
 @router.get("/{id}", responses=GONE)
 async def show(
     id: Id,  # noqa: A002 (what all call it)
-    desk: AtDesk,
+    services: WithServices,
     caller: ByCaller,
     retry_ms: RetryMs = None,
 ) -> Waiting:
     """All about a message that waits, in Kafka or in the spool."""
     identity = MessageId.parse(id)
-    found = await _in_spool(identity, desk, caller) if retry_ms is None else None
+    found = await _in_spool(identity, services, caller) if retry_ms is None else None
     if found is None:
-        found = await run_in_threadpool(_found, identity, desk, caller, retry_ms)
+        found = await run_in_threadpool(_found, identity, services, caller, retry_ms)
     return Waiting(**summary(found), **body(found))
 
 
@@ -143,23 +145,23 @@ async def show(
     response_description="It will not be delivered.",
     responses=GONE,
 )
-async def cancel(id: Id, desk: AtDesk, caller: ByCaller) -> None:  # noqa: A002 (what all call it)
+async def cancel(id: Id, services: WithServices, caller: ByCaller) -> None:  # noqa: A002 (what all call it)
     """Cancel a message. 204: it will not be delivered; 409: too late; 404: unknown.
 
     One that could not be delivered, and waits to be tried again, is cancelled, too. One that was
     rescheduled goes on under its new id, whatever is answered of the old one.
     """
     identity = MessageId.parse(id)
-    in_spool = await _in_spool(identity, desk, caller)
+    in_spool = await _in_spool(identity, services, caller)
     if in_spool:
         # Also where the request's time is up: what is taken out is noted.
-        withdrawing = asyncio.create_task(_withdraw(identity, desk, caller))
+        withdrawing = asyncio.create_task(_withdraw(identity, services, caller))
         if await asyncio.shield(withdrawing):
             return
     try:
-        await run_in_threadpool(_cancel_in_kafka, identity, desk, caller)
+        await run_in_threadpool(_cancel_in_kafka, identity, services, caller)
     except (TooLate, UnknownMessage):
-        if not desk.cancels.has(caller.name, identity):
+        if not services.cancels.has(caller.name, identity):
             raise
 
 
@@ -167,7 +169,7 @@ async def cancel(id: Id, desk: AtDesk, caller: ByCaller) -> None:  # noqa: A002 
 def change(
     id: Id,  # noqa: A002 (as above)
     due: Annotated[Due, FewFields],
-    desk: AtDesk,
+    services: WithServices,
     caller: ByCaller,
 ) -> Accepted:
     """Give a message another time, and with it another id. Not safe to repeat: 404 then.
@@ -177,98 +179,102 @@ def change(
     """
     identity = MessageId.parse(id)
     caller.spend(1)
-    _check_seen(identity, desk, caller)
+    _check_seen(identity, services, caller)
     at, in_ = due.times()
-    again = reschedule(id, at=at, in_=in_, settings=desk.settings, clock=desk.clock)
+    again = reschedule(id, at=at, in_=in_, settings=services.settings, clock=services.clock)
     return Accepted(**accepted(again, MessageId.parse(again).due_ms))
 
 
 @router.post("/{id}/deliver-now", responses=GONE | may_be(413, 429))
-def deliver_now(id: Id, desk: AtDesk, caller: ByCaller) -> Accepted:  # noqa: A002 (as above)
+def deliver_now(id: Id, services: WithServices, caller: ByCaller) -> Accepted:  # noqa: A002 (as above)
     """Deliver a message at once, under another id."""
-    return change(id, Due(**{"in": "0s"}), desk, caller)
+    return change(id, Due(**{"in": "0s"}), services, caller)
 
 
-def _records(wanted: Sequence[NewMessage], desk: Desk, caller: Caller) -> list[Outgoing]:
+def _records(wanted: Sequence[NewMessage], services: Services, caller: Caller) -> list[Outgoing]:
     """All of them, or Invalid."""
     # In order: of several that are not allowed, the first is told.
     for topic in dict.fromkeys(each.topic for each in wanted):
         caller.check(topic)
-    records, errors, now_ms = [], dict[int, InvalidMessage](), desk.clock.now_ms()
+    records, errors, now_ms = [], dict[int, InvalidMessage](), services.clock.now_ms()
     for index, (each, drawn) in enumerate(zip(wanted, new_uniques(len(wanted)), strict=True)):
         try:
-            records.append(each.record(desk.settings, now_ms, desk.keys.due_ms(each), drawn))
+            records.append(
+                each.record(services.settings, now_ms, services.keys.due_ms(each), drawn)
+            )
         except InvalidMessage as error:
             errors[index] = error
     if errors:
         raise errors[0] if len(wanted) == 1 else Invalid(errors)
-    desk.cancels.check(records)
+    services.cancels.check(records)
     return records
 
 
-def _check_count(count: int, desk: Desk) -> None:
-    most = desk.settings.api_batch_messages
+def _check_count(count: int, services: Services) -> None:
+    most = services.settings.api_batch_messages
     if count > most:
         raise InvalidMessage(
             Reason.TOO_LARGE, f"{count} messages are over api_batch_messages ({most}): send less"
         )
 
 
-def _check_series(names: Container[str], desk: Desk, caller: Caller) -> None:
+def _check_series(names: Container[str], services: Services, caller: Caller) -> None:
     """A series takes the place of the one of its name. Raises IdTaken where that is another's."""
-    for each in all_series(desk.settings):
+    for each in all_series(services.settings):
         if each.name in names and not caller.allows(each.topic):
             raise IdTaken(f"id {each.name} is the name of another series: choose another")
 
 
-def _found(identity: MessageId, desk: Desk, caller: Caller, retry_ms: int | None = None) -> Found:
+def _found(
+    identity: MessageId, services: Services, caller: Caller, retry_ms: int | None = None
+) -> Found:
     """The message, if it waits and the caller may know. Raises TooLate, UnknownMessage."""
-    now_ms = desk.clock.now_ms()
+    now_ms = services.clock.now_ms()
     if retry_ms is None:
-        found = _found_by_id(identity, desk, caller, now_ms)
-    elif (tried := desk.reader.find(identity, now_ms, retry_ms=retry_ms)) is not None:
+        found = _found_by_id(identity, services, caller, now_ms)
+    elif (tried := services.reader.find(identity, now_ms, retry_ms=retry_ms)) is not None:
         found = tried
     else:
         raise UnknownMessage(f"{identity} does not wait to be tried again then, or no more")
     if not caller.allows(found.topic):
-        raise not_waiting(identity, desk.settings, now_ms)
+        raise not_waiting(identity, services.settings, now_ms)
     return found
 
 
-def _found_by_id(identity: MessageId, desk: Desk, caller: Caller, now_ms: int) -> Found:
+def _found_by_id(identity: MessageId, services: Services, caller: Caller, now_ms: int) -> Found:
     try:
-        return find_waiting(identity, desk.reader, desk.settings, now_ms)
+        return find_waiting(identity, services.reader, services.settings, now_ms)
     except TooLate:
         if caller.sees_all:
             raise
         # What has become of it may be no business of this caller's.
-        raise not_waiting(identity, desk.settings, now_ms) from None
+        raise not_waiting(identity, services.settings, now_ms) from None
 
 
-async def _in_spool(identity: MessageId, desk: Desk, caller: Caller) -> Found | None:
+async def _in_spool(identity: MessageId, services: Services, caller: Caller) -> Found | None:
     """The message, if it is in the spool and the caller may know."""
-    record = await desk.courier.find(identity)
+    record = await services.dispatcher.find(identity)
     found = as_found(record) if record else None
     return found if found and caller.allows(found.topic) else None
 
 
-async def _withdraw(identity: MessageId, desk: Desk, caller: Caller) -> bool:
-    if not await desk.courier.withdraw(identity):
+async def _withdraw(identity: MessageId, services: Services, caller: Caller) -> bool:
+    if not await services.dispatcher.withdraw(identity):
         return False
-    desk.cancels.note(caller.name, identity)
+    services.cancels.note(caller.name, identity)
     return True
 
 
-def _cancel_in_kafka(identity: MessageId, desk: Desk, caller: Caller) -> None:
+def _cancel_in_kafka(identity: MessageId, services: Services, caller: Caller) -> None:
     if not caller.sees_all:
         # Whose it is must be known before it is cancelled.
-        found_soon(lambda: _found(identity, desk, caller), desk.clock)
-    cancel_surely(identity, desk.settings, desk.clock)
+        found_soon(lambda: _found(identity, services, caller), services.clock)
+    cancel_surely(identity, services.settings, services.clock)
     # From here, because whoever waits may have been given up: the next try is told the same.
-    from_thread.run_sync(desk.cancels.note, caller.name, identity)
+    from_thread.run_sync(services.cancels.note, caller.name, identity)
 
 
-def _check_seen(identity: MessageId, desk: Desk, caller: Caller) -> None:
+def _check_seen(identity: MessageId, services: Services, caller: Caller) -> None:
     """What a caller may not see is unknown to it."""
     if not caller.sees_all:
-        _found(identity, desk, caller)
+        _found(identity, services, caller)

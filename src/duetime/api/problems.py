@@ -36,8 +36,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
+from duetime.api.requests import UNSHOWN
 from duetime.api.spool import SpoolFailed, SpoolFull
-from duetime.api.wanted import UNSHOWN
 from duetime.errors import (
     DuetimeError,
     InvalidMessage,

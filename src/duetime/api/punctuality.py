@@ -11,7 +11,7 @@ from statistics import quantiles
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
-from duetime.api.models import Lateness
+from duetime.api.responses import Lateness
 from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.errors import words

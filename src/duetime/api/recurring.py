@@ -5,10 +5,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from duetime.api.desk import AtDesk, ByCaller, Desk
 from duetime.api.document import may_be, plain
-from duetime.api.models import Recurring, RecurringPage
+from duetime.api.responses import Recurring, RecurringPage
 from duetime.api.route import Route
+from duetime.api.services import ByCaller, Services, WithServices
 from duetime.api.tokens import Caller
 from duetime.asking import all_series, ask, find_series, find_series_soon, unknown_series
 from duetime.clock import format_instant
@@ -37,28 +37,28 @@ Name = Annotated[
 
 
 @router.get("")
-def list_series(desk: AtDesk, caller: ByCaller) -> RecurringPage:
+def list_series(services: WithServices, caller: ByCaller) -> RecurringPage:
     """All series, and when each comes next."""
-    found = (each for each in all_series(desk.settings) if caller.allows(each.topic))
-    return RecurringPage(series=[_shown(each, desk) for each in found])
+    found = (each for each in all_series(services.settings) if caller.allows(each.topic))
+    return RecurringPage(series=[_shown(each, services) for each in found])
 
 
 @router.get("/{name}", responses=NAMED)
-def show(name: Name, desk: AtDesk, caller: ByCaller) -> Recurring:
+def show(name: Name, services: WithServices, caller: ByCaller) -> Recurring:
     """One series."""
-    return _shown(_seen(find_series(name, desk.settings), caller), desk)
+    return _shown(_seen(find_series(name, services.settings), caller), services)
 
 
 @router.post("/{name}/pause", responses=NAMED)
-def pause(name: Name, desk: AtDesk, caller: ByCaller) -> Recurring:
+def pause(name: Name, services: WithServices, caller: ByCaller) -> Recurring:
     """Leave runs out until it is resumed; one that is due in less than 10 s comes yet."""
-    return _asked(name, PAUSE, desk, caller)
+    return _asked(name, PAUSE, services, caller)
 
 
 @router.post("/{name}/resume", responses=NAMED)
-def resume(name: Name, desk: AtDesk, caller: ByCaller) -> Recurring:
+def resume(name: Name, services: WithServices, caller: ByCaller) -> Recurring:
     """Let it go on; a run that is due in less than 10 s was left out already."""
-    return _asked(name, RESUME, desk, caller)
+    return _asked(name, RESUME, services, caller)
 
 
 @router.delete(
@@ -67,22 +67,22 @@ def resume(name: Name, desk: AtDesk, caller: ByCaller) -> Recurring:
     response_description="It has ended.",
     responses=NAMED,
 )
-def stop(name: Name, desk: AtDesk, caller: ByCaller) -> None:
+def stop(name: Name, services: WithServices, caller: ByCaller) -> None:
     """End it for good; a run that is due in less than 10 s comes yet."""
-    _ask(name, STOP, desk, caller)
+    _ask(name, STOP, services, caller)
 
 
-def _asked(name: str, operation: str, desk: Desk, caller: Caller) -> Recurring:
-    series = _ask(name, operation, desk, caller)
+def _asked(name: str, operation: str, services: Services, caller: Caller) -> Recurring:
+    series = _ask(name, operation, services, caller)
     if series is None:
         raise unknown_series(name)
-    return _shown(series, desk)
+    return _shown(series, services)
 
 
-def _ask(name: str, operation: str, desk: Desk, caller: Caller) -> Series | None:
+def _ask(name: str, operation: str, services: Services, caller: Caller) -> Series | None:
     """What it is then, also where it was sent just now."""
-    series = _seen(find_series_soon(name, desk.settings), caller)
-    return ask(series, operation, desk.settings)
+    series = _seen(find_series_soon(name, services.settings), caller)
+    return ask(series, operation, services.settings)
 
 
 def _seen(series: Series, caller: Caller) -> Series:
@@ -92,8 +92,8 @@ def _seen(series: Series, caller: Caller) -> Series:
     return series
 
 
-def _shown(series: Series, desk: Desk) -> Recurring:
-    next_ms = series.next_ms(desk.clock.now_ms())
+def _shown(series: Series, services: Services) -> Recurring:
+    next_ms = series.next_ms(services.clock.now_ms())
     return Recurring(
         name=series.name,
         topic=series.topic,

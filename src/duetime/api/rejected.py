@@ -3,13 +3,13 @@
 from fastapi import APIRouter
 
 from duetime import rejected
-from duetime.api.desk import AtDesk, ByCaller
 from duetime.api.document import may_be
-from duetime.api.models import RejectedPage, RejectedRecord, RejectedSummary, body
 from duetime.api.problems import TopicNotAllowed
+from duetime.api.requests import Limit, Number
+from duetime.api.responses import RejectedPage, RejectedRecord, RejectedSummary, body
 from duetime.api.route import Route
+from duetime.api.services import ByCaller, WithServices
 from duetime.api.tokens import Caller
-from duetime.api.wanted import Limit, Number
 
 router = APIRouter(
     prefix="/v1/rejected", tags=["rejected records"], responses=may_be(401, 422), route_class=Route
@@ -17,19 +17,19 @@ router = APIRouter(
 
 
 @router.get("")
-def list_records(desk: AtDesk, caller: ByCaller, limit: Limit = 50) -> RejectedPage:
+def list_records(services: WithServices, caller: ByCaller, limit: Limit = 50) -> RejectedPage:
     """The latest rejected records, without what is in them; for tokens of all topics."""
     _check(caller)
     # Without payloads as soon as they are read: a thousand may be a GB.
-    read = map(RejectedSummary.model_validate, rejected.latest(desk.settings, limit))
+    read = map(RejectedSummary.model_validate, rejected.latest(services.settings, limit))
     return RejectedPage(records=list(read))
 
 
 @router.get("/{number}", responses=may_be(404))
-def show(number: Number, desk: AtDesk, caller: ByCaller) -> RejectedRecord:
+def show(number: Number, services: WithServices, caller: ByCaller) -> RejectedRecord:
     """All about one; for tokens of all topics."""
     _check(caller)
-    found = rejected.find(desk.settings, number)
+    found = rejected.find(services.settings, number)
     summary = RejectedSummary.model_validate(found)
     return RejectedRecord(**summary.model_dump(), **body(found))
 

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from duetime.api.address import url
 from duetime.api.app import create_app
-from duetime.api.desk import open_spool
+from duetime.api.services import open_spool
 from duetime.config import Settings
 from duetime.errors import ConfigError
 from duetime.local.ports import require_free
@@ -52,7 +52,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what is under way, and end."""
-        self._app.state.desk.watch.end()
+        self._app.state.services.watch.end()
         await super().shutdown(sockets)
 
 

@@ -6,13 +6,13 @@ from fastapi import APIRouter, Depends, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from duetime.api.desk import AtDesk, caller_of
 from duetime.api.document import EXAMPLES, may_be, text
 from duetime.api.examples import METRICS
-from duetime.api.models import Counts, State, Well, counts
+from duetime.api.requests import From, To
+from duetime.api.responses import Counts, State, Well, counts
 from duetime.api.route import Route
+from duetime.api.services import WithServices, caller_of
 from duetime.api.spool import SpoolFailed, SpoolFull
-from duetime.api.wanted import From, To
 from duetime.api.watch import event
 from duetime.clock import parse_instant
 from duetime.status import status as ask
@@ -32,17 +32,17 @@ TROUBLE = event(
 
 
 @router.get("/v1/pending", dependencies=ANY_TOKEN, responses=may_be(401, 422))
-def pending(desk: AtDesk, from_: From = None, to: To = None) -> Counts:
+def pending(services: WithServices, from_: From = None, to: To = None) -> Counts:
     """How many records wait until when, from offsets alone; cancels count until their time."""
     from_ms, to_ms = (None if each is None else parse_instant(each) for each in (from_, to))
-    slots = within(desk.reader.pending(desk.clock.now_ms()), from_ms, to_ms)
+    slots = within(services.reader.pending(services.clock.now_ms()), from_ms, to_ms)
     return counts(slots)
 
 
 @router.get("/v1/status", dependencies=ANY_TOKEN, responses=may_be(401, 422))
-def status(desk: AtDesk) -> State:
+def status(services: WithServices) -> State:
     """Who leads, who stands by, and whether anything is late."""
-    return State.model_validate(ask(desk.settings, desk.clock), from_attributes=True)
+    return State.model_validate(ask(services.settings, services.clock), from_attributes=True)
 
 
 @router.get(
@@ -52,10 +52,10 @@ def status(desk: AtDesk) -> State:
     response_description="Without an end.",
     responses=text(EVENT_STREAM, TROUBLE) | may_be(401, 422),
 )
-async def events(desk: AtDesk) -> StreamingResponse:
+async def events(services: WithServices) -> StreamingResponse:
     """Server-sent events, every two seconds: `look` says how all is, `trouble` why nobody knows."""
     headers = {"Cache-Control": "no-store"}
-    return StreamingResponse(desk.watch.events(), media_type=EVENT_STREAM, headers=headers)
+    return StreamingResponse(services.watch.events(), media_type=EVENT_STREAM, headers=headers)
 
 
 @router.get("/healthz")
@@ -65,11 +65,11 @@ async def healthz() -> Well:
 
 
 @router.get("/readyz")
-async def readyz(desk: AtDesk) -> Well:
+async def readyz(services: WithServices) -> Well:
     """Whether messages are taken, and sent: 503 when the spool is full, or cannot be emptied."""
-    if desk.courier.is_stuck:
+    if services.dispatcher.is_stuck:
         raise SpoolFailed("what is in the spool cannot be sent: see the log")
-    if desk.courier.is_full:
+    if services.dispatcher.is_full:
         raise SpoolFull("Kafka does not answer, and the spool is full")
     return Well()
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Self
 
-from duetime.api.courier import Courier
-from duetime.api.models import Look, State, Sums, counts
+from duetime.api.dispatcher import Dispatcher
 from duetime.api.problems import of_error
 from duetime.api.punctuality import Punctuality
+from duetime.api.responses import Look, State, Sums, counts
 from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.errors import DuetimeError, StoreError
@@ -88,11 +88,11 @@ def _less(total: int | None, own: int) -> int | None:
 class Watch:
     """Hands what is seen to all who listen. Enter it in a running event loop."""
 
-    def __init__(self, open_lookout: Callable[[], Lookout], courier: Courier) -> None:
+    def __init__(self, open_lookout: Callable[[], Lookout], dispatcher: Dispatcher) -> None:
         self._open = open_lookout
         #: None until somebody listens.
         self._lookout: Lookout | None = None
-        self._courier = courier
+        self._dispatcher = dispatcher
         self._ended = asyncio.Event()
         self._looking: asyncio.Task[str] | None = None
         self._begun_s = 0.0
@@ -137,7 +137,7 @@ class Watch:
     async def _told(self) -> str:
         spooled = None
         try:
-            spooled = await self._courier.spooled()
+            spooled = await self._dispatcher.spooled()
             self._lookout = self._lookout or self._open()
             seen = await asyncio.to_thread(self._lookout.look, spooled)
         except DuetimeError as error:

@@ -22,11 +22,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Self
 
-from duetime.api.carrier import Carrier
-from duetime.api.clerk import Clerk
-from duetime.api.parcel import Errand, Parcel, Refusals
+from duetime.api.async_producer import AsyncProducer
+from duetime.api.producer_batch import ProducerBatch, Refusals
 from duetime.api.readback import arrived
 from duetime.api.spool import AT_ONCE_BYTES, Spool, Spooled, SpoolFull, apart
+from duetime.api.spool_thread import SpoolThread
+from duetime.api.submission import Submission
 from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.errors import DuetimeError, KafkaError, RecordRefused
@@ -53,7 +54,7 @@ AT_ONCE = 1_000
 FEW = 100
 
 
-class Courier:
+class Dispatcher:
     """Sends records. Enter it in a running event loop; it closes the spool at its end."""
 
     def __init__(
@@ -68,8 +69,8 @@ class Courier:
         self._clock = clock
         #: Called with each message of the spool that Kafka refuses for good.
         self._on_aside = on_aside
-        self._carrier = Carrier(settings)
-        self._clerk = Clerk(spool)
+        self._producer = AsyncProducer(settings)
+        self._thread = SpoolThread(spool)
         #: Whether the last one that was to be spooled found no room.
         self.is_full = False
         #: Whether what is in the spool cannot be sent, and not because of Kafka.
@@ -89,7 +90,7 @@ class Courier:
     async def __aenter__(self) -> Self:
         if self._spooling:
             self._filled.set()
-        self._poller = asyncio.create_task(self._carrier.take_reports())
+        self._poller = asyncio.create_task(self._producer.take_reports())
         self._drainer = asyncio.create_task(self._drain())
         return self
 
@@ -97,25 +98,25 @@ class Courier:
         """What has not arrived by then stays in the spool."""
         await _cancelled(self._drainer)
         await _cancelled(self._poller)
-        await self._carrier.flush(FLUSH_S)
-        self._clerk.close()
+        await self._producer.flush(FLUSH_S)
+        self._thread.close()
 
-    async def send(self, records: Sequence[Outgoing], errand: Errand | None = None) -> bool:
+    async def send(self, records: Sequence[Outgoing], submission: Submission | None = None) -> bool:
         """Returns whether Kafka has them; if not, the spool has.
 
         Raises KafkaError, RecordRefused, SpoolFull, SpoolFailed: some may be taken then, and the
-        errand is told which.
+        submission is told which.
         """
-        errand = errand or Errand()
-        refused = await self._sent(records, errand)
+        submission = submission or Submission()
+        refused = await self._sent(records, submission)
         if not refused:
             return refused is not None
         alone = [each for each in records if str(each.id) in refused]
-        return await self._sent_alone(alone, errand)
+        return await self._sent_alone(alone, submission)
 
     async def find(self, id: MessageId) -> Outgoing | None:  # noqa: A002 (what all call it)
         """The message, if it is in the spool. Raises SpoolFailed."""
-        return await self._clerk.ask(self._spool.find, id) if self._spooling else None
+        return await self._thread.ask(self._spool.find, id) if self._spooling else None
 
     async def withdraw(self, id: MessageId) -> bool:  # noqa: A002 (what all call it)
         """Take the message out of the spool; False where it is not there, or taken already.
@@ -128,14 +129,14 @@ class Courier:
         cancel = cancelled(id, self._settings)
         is_heard = id.due_ms - self._clock.now_ms() >= self._settings.horizon_ms
         instead = replace(cancel, id=apart(id)) if is_heard else None
-        withdrawn = await self._clerk.ask(self._spool.withdraw, id, instead)
+        withdrawn = await self._thread.ask(self._spool.withdraw, id, instead)
         if withdrawn and not instead:
             API_SPOOLED.dec()
         return withdrawn
 
     async def spooled(self) -> int:
         """How many are in the spool."""
-        count: int = await self._clerk.ask(self._spool.depth)
+        count: int = await self._thread.ask(self._spool.depth)
         return count
 
     async def _end_of_spool(self) -> None:
@@ -146,28 +147,28 @@ class Courier:
             # Kafka does not take them after all: nobody else need wait.
             self._ending = False
 
-    async def _sent(self, records: Sequence[Outgoing], errand: Errand) -> Refusals | None:
+    async def _sent(self, records: Sequence[Outgoing], submission: Submission) -> Refusals | None:
         """Which of them Kafka refuses; None where it does not answer, and the spool has them."""
         if self._spooling and self._ending:
             await self._end_of_spool()
         if self._spooling:
-            await self._spooled_by(errand, records)
+            await self._spooled_by(submission, records)
             return None
-        taken_ms, parcel = self._clock.now_ms(), self._carrier.hand_over(records)
-        errand.handed_over(parcel)
-        await asyncio.wait({parcel.arrived}, timeout=ACKNOWLEDGE_S)
-        if parcel.is_lost or not parcel.arrived.done():
-            await self._spooled_by(errand, records, taken_ms, parcel)
+        taken_ms, batch = self._clock.now_ms(), self._producer.hand_over(records)
+        submission.handed_over(batch)
+        await asyncio.wait({batch.arrived}, timeout=ACKNOWLEDGE_S)
+        if batch.is_lost or not batch.arrived.done():
+            await self._spooled_by(submission, records, taken_ms, batch)
             return None
-        refused = parcel.arrived.result()
+        refused = batch.arrived.result()
         API_MESSAGES.labels("kafka").inc(len(records) - len(refused))
         return refused
 
-    async def _sent_alone(self, records: Sequence[Outgoing], errand: Errand) -> bool:
+    async def _sent_alone(self, records: Sequence[Outgoing], submission: Submission) -> bool:
         """Send each once more. Raises RecordRefused when all were tried."""
         errors, in_kafka = list[RecordRefused](), True
         for record in records:
-            refused = await self._sent([record], errand)
+            refused = await self._sent([record], submission)
             in_kafka = in_kafka and refused is not None
             errors += (refused or {}).values()
         if errors:
@@ -176,23 +177,23 @@ class Courier:
 
     async def _spooled_by(
         self,
-        errand: Errand,
+        submission: Submission,
         records: Sequence[Outgoing],
         taken_ms: int | None = None,
-        parcel: Parcel | None = None,
+        batch: ProducerBatch | None = None,
     ) -> None:
         """To the end, also where the request's time is up: what is put must be followed."""
-        writing = asyncio.create_task(self._put(records, taken_ms, parcel))
-        errand.written(writing, records)
+        writing = asyncio.create_task(self._put(records, taken_ms, batch))
+        submission.written(writing, records)
         await asyncio.shield(writing)
 
     async def _put(
         self,
         records: Sequence[Outgoing],
         taken_ms: int | None = None,
-        parcel: Parcel | None = None,
+        batch: ProducerBatch | None = None,
     ) -> None:
-        """Spool them. Those that are arriving, in a parcel, are taken out when they have."""
+        """Spool them. Those that are arriving, in a batch, are taken out when they have."""
         if not self._spooling:
             log.warning("Kafka does not answer: what is accepted goes into the spool")
         self._spooling = True
@@ -200,17 +201,17 @@ class Courier:
         self._putting += 1
         numbers: Sequence[int] = ()
         try:
-            numbers = await self._clerk.keep(records, taken_ms)
+            numbers = await self._thread.keep(records, taken_ms)
         except SpoolFull:
             self.is_full = True
             raise
         finally:
             self._putting -= 1
-            if parcel and parcel.is_lost:
+            if batch and batch.is_lost:
                 self._crashed = True
-            elif parcel:
+            elif batch:
                 # Also what was not kept may arrive: it is before all that comes now.
-                self._arriving[parcel.arrived] = numbers
+                self._arriving[batch.arrived] = numbers
             self._filled.set()
         self.is_full = False
         API_MESSAGES.labels("spool").inc(len(records))
@@ -242,12 +243,12 @@ class Courier:
                 raise KafkaError(f"Kafka has refused {len(refused)} of them: sending them again")
             await self._remove(numbers)
             del self._arriving[arriving]
-        taken = await self._clerk.ask(self._spool.take, AT_ONCE, self._clock.now_ms())
+        taken = await self._thread.ask(self._spool.take, AT_ONCE, self._clock.now_ms())
         self.is_stuck = False
         size = sum(each.size_bytes for each in taken)
         self._ending = len(taken) < FEW and size < AT_ONCE_BYTES
         if taken:
-            refused = await self._carrier.hand_over([each.record for each in taken]).arrived
+            refused = await self._producer.hand_over([each.record for each in taken]).arrived
             there = [each.number for each in taken if str(each.record.id) not in refused]
             await self._remove(there)
             await self._set_aside([each for each in taken if str(each.record.id) in refused])
@@ -260,11 +261,11 @@ class Courier:
     async def _set_aside(self, refused: Sequence[Spooled]) -> None:
         """Those that are refused alone, too: they would hold up all that is behind them."""
         for each in refused:
-            again = await self._carrier.hand_over([each.record]).arrived
+            again = await self._producer.hand_over([each.record]).arrived
             if not again:
                 await self._remove([each.number])
                 continue
-            await self._clerk.ask(self._spool.set_aside, each.number)
+            await self._thread.ask(self._spool.set_aside, each.number)
             API_SPOOLED.dec()
             API_REFUSED.inc()
             for error in again.values():
@@ -273,7 +274,7 @@ class Courier:
                 self._on_aside(each.record.id)
 
     async def _remove(self, numbers: Sequence[int]) -> None:
-        await self._clerk.ask(self._spool.remove, numbers)
+        await self._thread.ask(self._spool.remove, numbers)
         API_SPOOLED.dec(len(numbers))
         self.is_full = False
 
@@ -285,10 +286,10 @@ class Courier:
             for each in waited:
                 del self._arriving[each]
         self._crashed = False
-        taken = await self._clerk.ask(self._spool.taken)
+        taken = await self._thread.ask(self._spool.taken)
         found = await asyncio.to_thread(arrived, self._settings, taken)
-        await self._clerk.ask(self._spool.settle, taken, found)
-        API_SPOOLED.set(await self._clerk.ask(self._spool.depth))
+        await self._thread.ask(self._spool.settle, taken, found)
+        API_SPOOLED.set(await self._thread.ask(self._spool.depth))
         log.info("read back taken=%d arrived=%d", len(taken), len(found))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from duetime.api.parcel import Parcel
+from duetime.api.producer_batch import ProducerBatch
 from duetime.client import Producer
 from duetime.config import Settings
 from duetime.errors import ClientFailed, KafkaError
@@ -34,35 +34,35 @@ AFTER_ERROR_S = 1.0
 FOR_EVER: dict[str, Any] = {"delivery.timeout.ms": 0, "reconnect.backoff.max.ms": 1_000}
 
 
-class Carrier:
+class AsyncProducer:
     """Takes records to Kafka."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._producer = Producer(settings, **FOR_EVER)
         #: What was handed over and is not reported yet.
-        self._under_way: set[Parcel] = set()
+        self._under_way: set[ProducerBatch] = set()
         self._handed_over = asyncio.Event()
         #: How often in a row no report was seen.
         self._quiet_looks = 0
 
-    def hand_over(self, records: Sequence[Outgoing]) -> Parcel:
+    def hand_over(self, records: Sequence[Outgoing]) -> ProducerBatch:
         """What ends when all are reported."""
-        parcel = Parcel(records)
-        self._under_way.add(parcel)
-        parcel.arrived.add_done_callback(lambda _: self._under_way.discard(parcel))
+        batch = ProducerBatch(records)
+        self._under_way.add(batch)
+        batch.arrived.add_done_callback(lambda _: self._under_way.discard(batch))
         self._quiet_looks = 0
         for record in records:
             try:
-                self._producer.send(record, parcel.reported)
+                self._producer.send(record, batch.reported)
             except ClientFailed as error:
                 self._replace(error)
                 break
             except KafkaError as error:
                 # The others are on their way: whoever waits must hear of them, too.
-                parcel.reported(error, str(record.id))
+                batch.reported(error, str(record.id))
         self._handed_over.set()
-        return parcel
+        return batch
 
     async def take_reports(self) -> None:
         """For ever; here and not in a thread: it would wait for Python's lock at each."""
@@ -94,8 +94,8 @@ class Carrier:
     def _replace(self, error: ClientFailed) -> None:
         log.error("another client takes its place: %s", error)
         self._producer = Producer(self._settings, **FOR_EVER)
-        for parcel in list(self._under_way):
-            parcel.lose(error)
+        for batch in list(self._under_way):
+            batch.lose(error)
 
 
 def pause_s(quiet_looks: int) -> float:

@@ -1,4 +1,4 @@
-"""What is asked for, with the examples that the OpenAPI document shows (`models`: the answers)."""
+"""What is asked for, with the examples that the OpenAPI document shows (`responses`: answers)."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""What is answered (`wanted`: what is asked for; `examples`: what the document shows of it)."""
+"""What is answered (`requests`: what is asked for; `examples`: what the document shows of it)."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from duetime.api import examples
-from duetime.api.wanted import Header
+from duetime.api.requests import Header
 from duetime.clock import format_instant
 from duetime.dead import DeadLetter
 from duetime.payload import payload_json

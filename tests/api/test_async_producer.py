@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 from confluent_kafka.admin import AdminClient
 from tests.api.conftest import NOWHERE
-from tests.api.test_courier import ListedKafka, post
+from tests.api.test_dispatcher import ListedKafka, post
 from tests.conftest import configure, eventually
 
-from duetime.api.carrier import POLL_S, QUIET_LOOKS, SELDOM_S, Carrier, pause_s
+from duetime.api.async_producer import POLL_S, QUIET_LOOKS, SELDOM_S, AsyncProducer, pause_s
 from duetime.client import Producer
 from duetime.connection import librdkafka_properties
 from duetime.errors import ClientFailed
@@ -95,7 +95,7 @@ def test_an_error_that_nobody_thought_of_does_not_end_the_taking_of_reports(
         took(self)
 
     monkeypatch.setattr(FailingKafka, "poll", poll)
-    monkeypatch.setattr("duetime.api.carrier.AFTER_ERROR_S", 0)
+    monkeypatch.setattr("duetime.api.async_producer.AFTER_ERROR_S", 0)
     kafka.is_open.set()
 
     assert post(serving(NOWHERE), "a").status_code == 201
@@ -110,10 +110,10 @@ def test_reports_are_looked_for_seldom_once_there_were_none_for_a_second():
 
 def test_whatever_is_handed_over_is_looked_for_often_again(kafka):  # noqa: ARG001
     async def run():
-        carrier = Carrier(NOWHERE)
-        carrier._quiet_looks = QUIET_LOOKS
-        carrier.hand_over([])
-        assert carrier._quiet_looks == 0
+        producer = AsyncProducer(NOWHERE)
+        producer._quiet_looks = QUIET_LOOKS
+        producer.hand_over([])
+        assert producer._quiet_looks == 0
 
     asyncio.run(run())
 

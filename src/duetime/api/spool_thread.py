@@ -1,4 +1,4 @@
-"""Who has the spool's file: one thread, so that what is asked is done in the order of asking."""
+"""The one thread that has the spool's file: what is asked is done in the order of asking."""
 
 import asyncio
 import sqlite3
@@ -21,18 +21,18 @@ class Put(NamedTuple):
     numbers: "Future[list[int]]"
 
 
-class Clerk:
-    """Does with the spool what is asked from the event loop."""
+class SpoolThread:
+    """Does with the spool what the event loop asks for."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
-        self._thread = ThreadPoolExecutor(1, "spool")
+        self._executor = ThreadPoolExecutor(1, "spool")
         self._puts: deque[Put] = deque()
 
     async def ask(self, do: Callable[..., _Done], *arguments: object) -> _Done:
         """What this method of the spool gives. Raises SpoolFailed."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, do, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, do, *arguments)
         except sqlite3.Error as error:
             raise failed(error) from error
 
@@ -40,12 +40,12 @@ class Clerk:
         """As `Spool.put`."""
         put = Put(records, taken_ms, Future())
         self._puts.append(put)
-        self._thread.submit(self._keep)
+        self._executor.submit(self._keep)
         return await asyncio.wrap_future(put.numbers)
 
     def close(self) -> None:
         """Close the file, when all is done that was asked."""
-        self._thread.shutdown()
+        self._executor.shutdown()
         self._spool.close()
 
     def _keep(self) -> None:

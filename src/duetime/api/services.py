@@ -11,7 +11,7 @@ from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
 
 from duetime.api.cancels import Cancels
-from duetime.api.courier import Courier
+from duetime.api.dispatcher import Dispatcher
 from duetime.api.keys import Keys
 from duetime.api.spool import Spool
 from duetime.api.tokens import CALLER, Caller
@@ -24,31 +24,31 @@ from duetime.stores.opening import open_reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
-    """Where requests are answered from."""
+class Services:
+    """What requests are answered with."""
 
     settings: Settings
     clock: Clock
     reader: Reader
-    courier: Courier
+    dispatcher: Dispatcher
     keys: Keys
     cancels: Cancels
     watch: Watch
 
 
 @asynccontextmanager
-async def open_desk(settings: Settings) -> AsyncIterator[Desk]:
-    """The desk, as long as the block lasts. Nothing is asked of Kafka yet. Raises SetupError."""
+async def open_services(settings: Settings) -> AsyncIterator[Services]:
+    """They last as long as the block. Nothing is asked of Kafka yet. Raises SetupError."""
     reader, clock, keys = open_reader(settings), SystemClock(), Keys()
     async with (
-        Courier(settings, open_spool(settings), clock, keys.set_aside) as courier,
-        Watch(partial(Lookout, settings, reader, clock), courier) as watch,
+        Dispatcher(settings, open_spool(settings), clock, keys.set_aside) as dispatcher,
+        Watch(partial(Lookout, settings, reader, clock), dispatcher) as watch,
     ):
-        yield Desk(
+        yield Services(
             settings=settings,
             clock=clock,
             reader=reader,
-            courier=courier,
+            dispatcher=dispatcher,
             keys=keys,
             cancels=Cancels(),
             watch=watch,
@@ -61,16 +61,16 @@ def open_spool(settings: Settings) -> Spool:
     return Spool(settings.api_spool or data_home() / "spool.db", settings.api_spool_bytes)
 
 
-def desk_of(request: Request) -> Desk:
-    """Where this request is answered from."""
-    return cast("Desk", request.app.state.desk)
+def services_of(request: Request) -> Services:
+    """What this request is answered with."""
+    return cast("Services", request.app.state.services)
 
 
-async def _desk(request: Request) -> Desk:
-    return desk_of(request)
+async def _services(request: Request) -> Services:
+    return services_of(request)
 
 
-AtDesk = Annotated[Desk, Depends(_desk)]
+WithServices = Annotated[Services, Depends(_services)]
 
 
 class Bearer(SecurityBase):
