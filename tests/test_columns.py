@@ -59,6 +59,17 @@ def place(wheel: Wheel, due_ms: int, now_ms: int) -> tuple[int | None, int | Non
     return slot.level, wheel.partition(slot)
 
 
+def open_above(wheel: Wheel, due_ms: int, now_ms: int) -> list[int]:
+    try:
+        return [slot.level for slot in wheel.open_above(due_ms, now_ms)]
+    except InvalidMessage:
+        return []
+
+
+def places(wheel: Wheel, due_ms: int, now_ms: int) -> list[object]:
+    return [*place(wheel, due_ms, now_ms), open_above(wheel, due_ms, now_ms)]
+
+
 @pytest.fixture(scope="module")
 def taken():
     stream = pairs()
@@ -78,16 +89,17 @@ def test_spark_finds_the_places_of_any_instants(spark, drawn):
 
 def assert_same_places(spark, taken):
     due, now = F.col("due_ms"), F.col("now_ms")
-    places = []
+    found = []
     for wheel in WHEELS:
-        places += [
+        found += [
             columns.wheel_level(wheel, due, now),
             columns.by_level(wheel, due, now, lambda _, partition: partition),
+            columns.open_above(wheel, due, now),
         ]
     rows = spark.createDataFrame(taken, "due_ms bigint, now_ms bigint")
-    by_spark = [tuple(row) for row in rows.select(due, now, *places).collect()]
+    by_spark = [tuple(row) for row in rows.select(due, now, *found).collect()]
     by_python = [
-        (due_ms, now_ms, *(each for wheel in WHEELS for each in place(wheel, due_ms, now_ms)))
+        (due_ms, now_ms, *(each for wheel in WHEELS for each in places(wheel, due_ms, now_ms)))
         for due_ms, now_ms in taken
     ]
     assert by_spark == by_python

@@ -108,6 +108,19 @@ def test_a_far_message_reaches_its_last_slot_before_that_is_planned(journey):
     assert arrived_ms < due_ms
 
 
+@given(far_journeys(), st.data())
+def test_a_cancel_goes_wherever_its_message_may_wait_that_was_routed_before(journey, data):
+    wheel, now_ms, due_ms = journey
+    asked_ms = data.draw(st.integers(now_ms, due_ms))
+    slot = [slot for at_ms, slot in walk(wheel, now_ms, due_ms) if at_ms <= asked_ms][-1]
+    # What is cascaded now is on its way to where cancels go.
+    assume(slot.level == 0 or asked_ms < wheel.routed_until_ms(slot))
+    own = wheel.place(due_ms, asked_ms)
+    above = wheel.open_above(due_ms, asked_ms)
+    assert slot in (own, *above)
+    assert all(each.level > own.level for each in above)
+
+
 @given(far_journeys())
 def test_nothing_is_routed_to_a_far_slot_in_the_grace_time_before_its_cascade(journey):
     wheel, now_ms, due_ms = journey

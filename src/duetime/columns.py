@@ -16,7 +16,7 @@ from duetime import java
 from duetime.backoff import MOST_DOUBLINGS, PARTS
 from duetime.ladder import Ladder
 from duetime.message import HEADER_FRAME_BYTES, STATE, UNDELIVERED_HEADERS, WAITING_HEADERS
-from duetime.wheel import Wheel
+from duetime.wheel import Slot, Wheel
 
 #: A Kafka record's headers, as Spark's connector gives and takes them.
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
@@ -166,18 +166,38 @@ def by_level(
     """
     found = F.lit(None)
     for level in reversed(range(wheel.levels)):
-        number = slot_number(wheel, level, due_ms)
-        reaches = number - slot_number(wheel, level, now) < wheel.reach(level)
-        partition = (number % wheel.ring).cast("int")
         always = or_last and level == wheel.levels - 1
-        place = chosen(level, partition)
+        place = chosen(level, slot_partition(wheel, level, due_ms))
+        reaches = _reaches(wheel, level, due_ms, now)
         found = place if always else F.when(reaches, place).otherwise(found)
     return found
+
+
+def slot_partition(wheel: Wheel, level: int, due_ms: Column) -> Column:
+    """`Wheel.partition` of the slot of this level that covers the instant, as a column."""
+    return (slot_number(wheel, level, due_ms) % wheel.ring).cast("int")
+
+
+def _reaches(wheel: Wheel, level: int, due_ms: Column, now: Column) -> Column:
+    ahead = slot_number(wheel, level, due_ms) - slot_number(wheel, level, now)
+    return ahead < wheel.reach(level)
 
 
 def wheel_level(wheel: Wheel, due_ms: Column, now: Column) -> Column:
     """`Wheel.place(...).level` as a column; null where no level reaches the due time."""
     return by_level(wheel, due_ms, now, lambda level, _partition: F.lit(level))
+
+
+def open_above(wheel: Wheel, due_ms: Column, now: Column) -> Column:
+    """The levels of `Wheel.open_above(...)` as array<int>, for what a level reaches."""
+    levels = []
+    for level in range(1, wheel.levels):
+        first = Slot(level, 0)
+        start_ms = slot_number(wheel, level, due_ms) * F.lit(wheel.width_ms(level)).cast("bigint")
+        is_open = now < start_ms + wheel.routed_until_ms(first)
+        is_above = _reaches(wheel, level - 1, due_ms, now)
+        levels.append(F.when(is_open & is_above, F.lit(level)))
+    return F.array_compact(F.array(*levels).cast("array<int>"))
 
 
 def lane(ladder: Ladder, remaining_ms: Column) -> Column:

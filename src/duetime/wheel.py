@@ -102,6 +102,16 @@ class Wheel:
         level = next(each for each in range(self.levels) if self._reaches(each, due_ms, now_ms))
         return Slot(level, self.number(level, due_ms))
 
+    def open_above(self, due_ms: int, now_ms: int) -> list[Slot]:
+        """Where else what is due then may wait, which was routed before: far slots to be cascaded.
+
+        On the levels above that of `place`. A cancel goes there, too: so it is beside its message
+        whatever holds up the cascade between the two.
+        """
+        levels = range(self.place(due_ms, now_ms).level + 1, self.levels)
+        slots = (Slot(level, self.number(level, due_ms)) for level in levels)
+        return [each for each in slots if now_ms < self.routed_until_ms(each)]
+
     def check_reach(self, due_ms: int, now_ms: int) -> None:
         """Raise InvalidMessage (beyond-wheel) where no level reaches it."""
         if not self._reaches(self.levels - 1, due_ms, now_ms):
@@ -128,10 +138,14 @@ class Wheel:
         """When the slot's time ends; the instant itself belongs to the next slot."""
         return self.start_ms(slot) + self.width_ms(slot.level)
 
-    def cascade_at_ms(self, slot: Slot) -> int:
-        """From when on nothing is routed to this far slot any more, so that it can be cascaded."""
+    def routed_until_ms(self, slot: Slot) -> int:
+        """Until when something may be routed to this far slot: then the level below reaches it."""
         below = slot.level - 1
-        return self.start_ms(slot) - self.overlap(below) * self.width_ms(below) + GRACE_MS
+        return self.start_ms(slot) - self.overlap(below) * self.width_ms(below)
+
+    def cascade_at_ms(self, slot: Slot) -> int:
+        """When everything that was routed to this far slot is there, so that it can be cascaded."""
+        return self.routed_until_ms(slot) + GRACE_MS
 
     def closes_at_ms(self, slot: Slot, lead_ms: int) -> int:
         """When the slot is taken up: cascaded, or on level 0 planned `lead_ms` ahead."""

@@ -90,6 +90,8 @@ class Intake:
         topic = destination(settings)
         self._known = self._routes.known(topic, message.cluster)
         self._looked_for = self._routes.looked_for(topic, message.cluster)
+        is_cancel = F.col("refused").isNull() & message.is_cancel
+        self._levels = self._routes.levels(is_cancel, message.due_ms, F.col("now"))
         self._why = _obstacle(message, settings)
         self._to = _place(message, settings)
 
@@ -113,7 +115,7 @@ class Intake:
     def routed(self, judged: DataFrame) -> DataFrame:
         """Rows for the sink: topic, partition, key, value, headers."""
         known = judged.select("*", self._known).where(self._looked_for)
-        return self._routes.rows(known, self._why, self._to)
+        return self._routes.rows(known.select("*", self._levels), self._why, self._to)
 
 
 def destination(settings: Settings) -> Column:
@@ -141,7 +143,13 @@ def _sent(message: Waiting) -> Column:
 def _place(message: Waiting, settings: Settings) -> SinkRow:
     routes = Routes(settings)
     refused = routes.rejected(F.col("refused.reason"), F.col("refused.detail"))
-    return routes.place(message, F.col("now"), (F.col("refused").isNotNull(), refused))
+    level = F.col("level")
+    return routes.place(
+        message,
+        F.col("now"),
+        (F.col("refused").isNotNull(), refused),
+        (level.isNotNull(), routes.slot(message, level)),
+    )
 
 
 def _topic(recurring: str) -> Column:

@@ -17,7 +17,9 @@ from duetime.columns import (
     header_map,
     header_text,
     lane,
+    open_above,
     record_bytes,
+    slot_partition,
     source,
 )
 from duetime.config import Settings
@@ -113,6 +115,29 @@ class Routes:
 
         topic = chosen(lambda level, _: F.lit(self._names.wheel(level)))
         return _own(topic, chosen(lambda _, partition: partition), message)
+
+    def levels(self, is_cancel: Column, due_ms: Column, now: Column) -> Column:
+        """A row for each place that a record is to be sent to: its `level`, null where it belongs.
+
+        There are several for a cancel: it goes to each slot where its message may wait.
+        """
+        own = F.array(F.lit(None).cast("int"))
+        if self._settings.store_kind != "kafka":
+            return F.explode(own).alias("level")
+        all_levels = F.concat(own, open_above(self._wheel, due_ms, now))
+        return F.explode(F.when(is_cancel, all_levels).otherwise(own)).alias("level")
+
+    def slot(self, message: Waiting, level: Column) -> SinkRow:
+        """To its slot on this level, also where a lower one reaches it."""
+
+        def chosen(of_level: Callable[[int], Column]) -> Column:
+            return F.coalesce(
+                *(F.when(level == each, of_level(each)) for each in range(self._wheel.levels))
+            )
+
+        topic = chosen(lambda each: F.lit(self._names.wheel(each)))
+        partition = chosen(lambda each: slot_partition(self._wheel, each, message.due_ms))
+        return _own(topic, partition, message)
 
     def known(self, topic: Column, cluster: Column) -> Column:
         """The column that `obstacle` reads: to be selected once, before it. Null of no topic."""
