@@ -71,6 +71,8 @@ def test_nothing_is_sent_where_intake_would_reject_a_row(spark, settings, taken_
         ("no topic", LATER, "18", None),
         ("orders", None, "19", None),
         ("orders", LATER, "20", {"due-topic": "another"}),
+        ("orders", LATER, "21", {"due-expires-ms": "tomorrow"}),
+        ("orders", LATER, "22", {"due-expires-ms": "2000000000000"}),
     ]
     columns = "name string, at timestamp, own string, headers map<string,string>"
     wrong = spark.createDataFrame(rows, columns)
@@ -78,7 +80,8 @@ def test_nothing_is_sent_where_intake_would_reject_a_row(spark, settings, taken_
     with pytest.raises(InvalidMessage, match=r"none was sent: .*bad-topic 1 \(") as told:
         schedule(wrong, topic=F.col("name"), at="at", id="own", settings=settings)
 
-    assert all(each in told.value.detail for each in ("no-due-time 1 (", "bad-headers 1 ("))
+    found = ("no-due-time 1 (", "bad-headers 1 (", "bad-expiry 1 (")
+    assert all(each in told.value.detail for each in found)
     assert taken_in() == []
 
 

@@ -1,5 +1,6 @@
 """duetime's own contract: headers on any record, payload untouched."""
 
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from duetime.envelopes import (
@@ -68,12 +69,16 @@ def native() -> Canonical:
                 reason=Reason.TWO_DUE_TIMES,
                 detail="more than one due-at-ms or due-in-ms: leave one",
             ),
-            Refusal(
-                when=named(DUE_EXPIRES_MS).isNotNull()
-                & whole_number(named(DUE_EXPIRES_MS)).isNull(),
-                reason=Reason.BAD_EXPIRY,
-                detail="due-expires-ms is no whole number: write it in epoch ms",
-            ),
+            no_expiry(named(DUE_EXPIRES_MS)),
             *refusals(),
         ),
+    )
+
+
+def no_expiry(said: Column) -> Refusal:
+    """What the header `due-expires-ms` says is no instant."""
+    return Refusal(
+        when=said.isNotNull() & whole_number(said).isNull(),
+        reason=Reason.BAD_EXPIRY,
+        detail="due-expires-ms is no whole number: write it in epoch ms",
     )

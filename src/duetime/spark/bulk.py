@@ -16,8 +16,9 @@ from pyspark.sql.types import (
 from duetime.columns import HEADERS_TYPE, header
 from duetime.config import Settings, load_settings
 from duetime.envelopes import Canonical, Refusal, first_refusal
+from duetime.envelopes.native import no_expiry
 from duetime.errors import InvalidMessage, Reason
-from duetime.message import DUE_AT_MS, DUE_ID, DUE_TOPIC
+from duetime.message import DUE_AT_MS, DUE_EXPIRES_MS, DUE_ID, DUE_TOPIC
 from duetime.outgoing import OWN_HEADERS
 from duetime.pipeline.kafka import sink_options
 from duetime.pipeline.refusals import refusals
@@ -123,12 +124,20 @@ def _canonical() -> Canonical:
                 reason=Reason.BAD_HEADERS,
                 detail="a header has no name, or one that is made from the arguments",
             ),
+            # What else the native envelope refuses speaks of headers that are not taken here.
+            no_expiry(_last(DUE_EXPIRES_MS)),
         ),
     )
 
 
 def _is_named_wrongly(one: Column) -> Column:
     return one["key"].isNull() | one["key"].isin(*OWN_HEADERS)
+
+
+def _last(name: str) -> Column:
+    """The last header of this name as text, as intake reads it; null where there is none."""
+    named = F.filter(HEADERS, lambda one: one["key"] == name)
+    return F.get(F.reverse(named), F.lit(0))["value"].cast("string")
 
 
 def _due_ms() -> Column:
