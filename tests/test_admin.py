@@ -92,6 +92,28 @@ def test_settings_that_lose_nothing_are_no_problem(settings, altered):
     assert topic_problems(settings) == []
 
 
+def test_a_topic_whose_senders_may_stamp_records_so_that_spark_cannot_read_them_is_named(
+    settings, altered
+):
+    # As brokers before Kafka 4 have it unless they are told otherwise.
+    name, unlimited = "message.timestamp.after.max.ms", str(2**63 - 1)
+    for topic in ("in", "in.airtel", "in.scheduler", "control"):
+        altered(topic, name, unlimited)
+    assert topic_problems(settings) == []
+
+    for topic in ("in.airtel", "in.scheduler", "control"):
+        altered(topic, "message.timestamp.type", "CreateTime")
+    problems = topic_problems(settings)
+
+    assert len(problems) == 3
+    assert all(
+        f"{name} is {unlimited}, and timestamps are the senders'" in each for each in problems
+    )
+    for topic in ("in.airtel", "in.scheduler", "control"):
+        altered(topic, name, "86400000")
+    assert topic_problems(settings) == []
+
+
 def test_a_wheel_of_another_size_is_refused_and_kept(settings, cluster):
     name = f"{settings.namespace}.wheel.0"
     wheel = next(topic for topic in required_topics(settings) if topic.name == name)

@@ -46,3 +46,17 @@ def test_markers_are_kept_for_twice_the_longest_timeout():
     altered = {"timeout_max_ms": 2 * DAY_MS, "retention_ms": str(4 * DAY_MS - 1)}
     (problem,) = problems("jobs__markers", **altered)
     assert f"set {4 * DAY_MS} or more" in problem
+
+
+@pytest.mark.parametrize("name", ["jobs", "jobs__markers"])
+@pytest.mark.parametrize(
+    "limit", ["message_timestamp_after_max_ms", "message_timestamp_difference_max_ms"]
+)
+def test_senders_who_stamp_a_queue_may_not_be_far_ahead_whatever_the_broker_calls_it(name, limit):
+    by_senders = {"message_timestamp_type": "CreateTime"}
+    assert problems(name, **by_senders) == []
+    assert problems(name, **by_senders, **{limit: str(DAY_MS)}) == []
+
+    (problem,) = problems(name, **by_senders, **{limit: str(DAY_MS + 1)})
+
+    assert f"{limit.replace('_', '.')} is {DAY_MS + 1}" in problem

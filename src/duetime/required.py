@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from duetime.config import Settings
 from duetime.errors import ConfigError
@@ -38,6 +39,13 @@ SERIES_BYTES = 2 * OVERHEAD_BYTES
 #: Stamped by the broker on append, because something counts from there.
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 
+#: How far ahead of the broker's clock a sender's timestamp may be, as brokers since 3.6 and as
+#: older ones call it.
+AHEAD = ("message.timestamp.after.max.ms", "message.timestamp.difference.max.ms")
+
+#: A day: no clock is that wrong, and what is in micro- or nanoseconds is turned away.
+MOST_AHEAD_MS = DAY_MS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
@@ -55,6 +63,8 @@ class Topic:
     least_bytes: int = 0
     #: The least retention.ms, unless it is unlimited; 0 is no matter.
     least_retention_ms: int = 0
+    #: Whether others write there, and where the topic is not stamped by the broker, set the time.
+    from_senders: bool = False
 
     def problems(self, partitions: int, settings: Mapping[str, str]) -> Iterator[str]:
         """What is wrong with the topic as it exists, a sentence each, naming the setting."""
@@ -69,6 +79,7 @@ class Topic:
                     name, settings[name], f"which would lose or misplace messages: set {value}"
                 )
         yield from self._too_small(settings)
+        yield from self._too_far_ahead(settings)
 
     def _too_small(self, settings: Mapping[str, str]) -> Iterator[str]:
         size = settings.get("max.message.bytes", "")
@@ -87,6 +98,21 @@ class Topic:
                 f"set {self.least_retention_ms} or more",
             )
 
+    def _too_far_ahead(self, settings: Mapping[str, str]) -> Iterator[str]:
+        """Spark cannot read a record whose timestamp overflows in us, and begins there again."""
+        is_stamped = settings.get("message.timestamp.type") != "CreateTime"
+        limits = [(int(settings[each]), each) for each in AHEAD if each in settings]
+        if is_stamped or not self.from_senders or not limits:
+            return
+        limit_ms, name = min(limits)
+        if limit_ms > MOST_AHEAD_MS:
+            yield self._says(
+                name,
+                str(limit_ms),
+                "and timestamps are the senders' there: one in nanoseconds would stop all reading. "
+                f"Set {MOST_AHEAD_MS} or less, or message.timestamp.type=LogAppendTime",
+            )
+
     def _says(self, setting: str, value: str, verdict: str) -> str:
         return f"topic {self.name}: {setting} is {value}, {verdict}"
 
@@ -102,8 +128,9 @@ def required_topics(settings: Settings) -> list[Topic]:
         # Their delays count from the record's timestamp, so the broker must set it, not the sender.
         _intake_topic(names.native, partitions, settings, required=STAMPED),
         _intake_topic(names.countdown, 1, settings, required=STAMPED),
-        *(_intake_topic(name, 1, settings, required={}) for name in unstamped),
-        *(_intake_topic(name, partitions, settings, required={}) for name in enabled(settings)),
+        *(_intake_topic(name, 1, settings, from_senders=True) for name in unstamped),
+        # The pipeline reads delayed topics without Spark, which takes any timestamp.
+        *(_intake_topic(name, partitions, settings) for name in enabled(settings)),
         # A lane's wait counts from the append.
         _waiting_topic(names.lanes, lanes, settings),
         # A record's age tells which turn of the ring it belongs to.
@@ -137,7 +164,8 @@ def _of_queue(name: str, own: QueueSettings, settings: Settings) -> Iterator[Top
         name=name,
         partitions=own.partitions,
         exact=True,
-        settings={"cleanup.policy": "delete"},
+        settings={"cleanup.policy": "delete"} | STAMPED,
+        from_senders=True,
         # Compacted, an older message of the same key would be gone before it can come again.
         required={"cleanup.policy": "delete"},
         least_retention_ms=own.timeout_max_ms,
@@ -150,6 +178,7 @@ def _of_queue(name: str, own: QueueSettings, settings: Settings) -> Iterator[Top
         partitions=own.partitions,
         exact=True,
         settings=kept | {"retention.ms": str(kept_ms)} | STAMPED,
+        from_senders=True,
         required=kept,
         least_retention_ms=kept_ms,
     )
@@ -168,7 +197,12 @@ def shared_names(topics: Iterable[Topic]) -> Iterator[str]:
 
 
 def _intake_topic(
-    name: str, partitions: int, settings: Settings, *, required: Mapping[str, str]
+    name: str,
+    partitions: int,
+    settings: Settings,
+    *,
+    required: Mapping[str, str] = MappingProxyType({}),
+    from_senders: bool = False,
 ) -> Topic:
     # A little more room than max_message_bytes, so that a too large message is rejected with its
     # reason and not by an error in the sender's log.
@@ -179,6 +213,7 @@ def _intake_topic(
         settings=KEEP | {"retention.ms": str(WEEK_MS)} | STAMPED | room,
         required={"cleanup.policy": "delete", "retention.bytes": "-1", **required},
         least_retention_ms=LEAST_INTAKE_RETENTION_MS,
+        from_senders=from_senders,
     )
 
 
@@ -200,7 +235,9 @@ def _store_topics(name: str, settings: Settings) -> list[Topic]:
         return []
     waiting = _waiting_topic(name, settings.intake_partitions, settings)
     told = settings.store_kind == "aerospike" and settings.aerospike_notices
-    notices = [_intake_topic(settings.aerospike_topic, 1, settings, required={})] if told else []
+    notices = (
+        [_intake_topic(settings.aerospike_topic, 1, settings, from_senders=True)] if told else []
+    )
     return [replace(waiting, exact=False), *notices]
 
 
