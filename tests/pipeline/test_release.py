@@ -79,3 +79,19 @@ def test_the_latest_rescues_are_kept(release, wheel, clock, now_ms):
 
     assert [each.at_ms for each in release.rescues] == [each + 10 * SECOND for each in due[1:]]
     assert release.rescued == len(due)
+
+
+def test_a_clock_that_is_set_back_while_a_planner_is_busy_is_noticed(release, clock, monkeypatch):
+    def a_second_later():
+        clock.ms += SECOND
+        return clock.ms
+
+    monkeypatch.setattr(clock, "now_ms", a_second_later)
+    slots = release._slots(0, clock.ms)
+    ahead = next(slots).number, next(slots).number
+
+    # The store is asked for what is in that slot, and meanwhile:
+    clock.ms -= 10 * SECOND
+
+    assert next(slots).number <= ahead[0] - 5
+    assert ahead[1] == ahead[0] + 1

@@ -170,23 +170,28 @@ class Release(Generic[ClaimT]):
         were taken up already. When it is set forward, those in between are due at once.
         """
         while not self._stopping.is_set():
+            seen_ms = from_ms
             for at_ms, slot in slots_of(self._wheel, level, from_ms, self._settings.lead_ms):
-                if not self._reached(at_ms):
+                now_ms = self._reached(at_ms, seen_ms)
+                if now_ms is None:
                     break
+                seen_ms = now_ms
                 yield slot
             from_ms = self._clock.now_ms()
 
-    def _reached(self, at_ms: int) -> bool:
-        """Wait until it is time; false if stopped, or if the clock was set back."""
-        now_ms = self._clock.now_ms()
-        while now_ms < at_ms:
+    def _reached(self, at_ms: int, seen_ms: int) -> int | None:
+        """Wait until it is time, and give the instant; None if stopped, or the clock was set back.
+
+        `seen_ms` is the last instant that was seen: it may be set back while a planner is busy.
+        """
+        while (now_ms := self._clock.now_ms()) < at_ms:
+            if now_ms < seen_ms:
+                log.warning("the clock was set back ms=%d", seen_ms - now_ms)
+                return None
+            seen_ms = now_ms
             if self._stopping.wait(min((at_ms - now_ms) / 1_000, LOOK_S)):
-                return False
-            before_ms, now_ms = now_ms, self._clock.now_ms()
-            if now_ms < before_ms:
-                log.warning("the clock was set back ms=%d", before_ms - now_ms)
-                return False
-        return True
+                return None
+        return now_ms
 
     def _rescue(self) -> None:
         while not self._stopping.wait(self._settings.rescue_every_ms / 1_000):
