@@ -188,6 +188,13 @@ def test_without_kafka_messages_are_accepted_and_kept(serving):
     assert client.get("/readyz").status_code == 200
 
 
+def test_what_is_in_the_spool_at_the_start_counts_while_kafka_is_away(serving, tmp_path):
+    kept = Spool(alike(NOWHERE, tmp_path).api_spool, MIB)
+    kept.put([record(each) for each in range(3)])
+    kept.close()
+    assert spooled(serving(NOWHERE)) == 3
+
+
 def test_a_full_spool_says_when_to_try_again(serving):
     client = serving(NOWHERE.model_copy(update={"api_spool_bytes": MIB}))
     large = {"topic": "orders", "in": "1m", "value": "x" * 600_000}

@@ -76,7 +76,8 @@ class Dispatcher:
         #: Whether what is in the spool cannot be sent, and not because of Kafka.
         self.is_stuck = False
         #: Whether records have to queue behind others in the spool.
-        self._spooling = spool.depth() > 0
+        self._spooling = (depth := spool.depth()) > 0
+        API_SPOOLED.set(depth)
         #: Whether some of what is in the spool may have arrived, and nobody will report it.
         self._crashed = self._spooling
         self._putting = 0
