@@ -62,6 +62,13 @@ class TopicNames:
         return [self.native, self.control, self.airtel, self.countdown, self.scheduler]
 
 
+def own_destinations(settings: Settings) -> set[tuple[str | None, str]]:
+    """The same with the cluster, None for this one: there, a topic that is named for probes."""
+    here = {(None, topic) for topic in TopicNames(settings).own}
+    clusters = settings.clusters.items()
+    return here | {(name, each.probe_topic) for name, each in clusters if each.probe_topic}
+
+
 def enabled(settings: Settings) -> list[str]:
     """The delayed topics that are switched on."""
     return [name for name, topic in settings.delayed_topics.items() if topic.enable]

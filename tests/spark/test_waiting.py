@@ -1,13 +1,16 @@
 """What waits, as a DataFrame."""
 
+from contextlib import closing
+
 import pytest
 from pydantic import SecretStr
 from pyspark.sql import functions as F
 from tests.stores.saved import row
 
 from duetime.spark import pending
-from duetime.stores.opening import open_store
+from duetime.stores.opening import open_reader, open_store
 from duetime.stores.redis.shards import Shards
+from duetime.tables import Cluster
 
 pytestmark = pytest.mark.system
 
@@ -41,6 +44,26 @@ def test_everything_that_waits_is_a_row_once(spark, settings, wheel, now_ms):
 @pytest.mark.usefixtures("topics")
 def test_an_empty_wheel_is_an_empty_dataframe(spark, settings):
     assert pending(spark, settings).count() == 0
+
+
+@pytest.mark.usefixtures("topics")
+def test_probes_are_in_no_list_wherever_they_go(spark, settings, wheel, now_ms):
+    far = Cluster(bootstrap="127.0.0.1:1", probe_topic="probes")
+    probed = settings.model_copy(update={"clusters": {"far": far}})
+    due_ms = now_ms + MINUTE_MS
+    probe = wheel.message("probes", due_ms, state="1:::::far")
+    shown = {
+        str(wheel.message("probes", due_ms)),
+        str(wheel.message("probes", due_ms, state="1:::::near")),
+        str(wheel.message("orders", due_ms, state="1:::::far")),
+    }
+
+    listed = {row.id for row in pending(spark, probed).collect()}
+    with closing(open_reader(probed)) as reader:
+        read = {str(each.id) for each in reader.messages(now_ms)}
+        assert reader.find(probe, now_ms) is None
+
+    assert listed == read == shown
 
 
 @pytest.mark.usefixtures("topics")

@@ -22,7 +22,7 @@ from duetime.message import (
 from duetime.pipeline.claims import RECORD_TYPE, RowReader
 from duetime.pipeline.kafka import read_ranges
 from duetime.stores.reader import WheelReader
-from duetime.topics import TopicNames
+from duetime.topics import own_destinations
 
 #: What is read of a record.
 COLUMNS = ("key", "value", "headers", "topic", "partition", "offset")
@@ -61,7 +61,14 @@ def pending(spark: SparkSession, settings: Settings | None = None) -> DataFrame:
     if not found:
         return spark.createDataFrame([], PENDING)
     waiting = reduce(DataFrame.unionAll, found).transform(waiting_messages)
-    return waiting.where(~F.col("topic").isin(TopicNames(settings).own))
+    return waiting.where(~_is_own(settings))
+
+
+def _is_own(settings: Settings) -> Column:
+    cluster, topic = F.col("cluster"), F.col("topic")
+    pairs = own_destinations(settings)
+    each = (cluster.eqNullSafe(F.lit(name)) & (topic == own) for name, own in pairs)
+    return reduce(Column.__or__, each)
 
 
 def waiting_messages(records: DataFrame) -> DataFrame:

@@ -12,7 +12,7 @@ from duetime.stores import Found, Pending, Reader, Store
 from duetime.stores.listing import merged
 from duetime.stores.reader import WheelReader
 from duetime.stores.selection import Asked
-from duetime.topics import TopicNames
+from duetime.topics import own_destinations
 
 if TYPE_CHECKING:
     from duetime.stores.rows import Rows
@@ -63,7 +63,7 @@ def check_store(settings: Settings) -> str:
 
 def open_reader(settings: Settings) -> Reader:
     """Looks at everything that waits: what is in the wheel since before, too."""
-    wheel, own = WheelReader(settings), TopicNames(settings).own
+    wheel, own = WheelReader(settings), own_destinations(settings)
     if settings.store_kind == "kafka":
         return Readers([wheel], own)
     return Readers([_row_reader(settings), wheel], own)
@@ -83,7 +83,7 @@ def _row_reader(settings: Settings) -> Reader:
 class Readers:
     """Several readers as one; they count what duetime sends to itself, and do not show it."""
 
-    def __init__(self, readers: Sequence[Reader], own: Container[str]) -> None:
+    def __init__(self, readers: Sequence[Reader], own: Container[tuple[str | None, str]]) -> None:
         self._readers = readers
         self._own = own
 
@@ -96,7 +96,7 @@ class Readers:
     ) -> Found | None:
         """The message with this id, wherever it waits."""
         found = (each.find(id, now_ms, retry_ms=retry_ms) for each in self._readers)
-        return next((each for each in found if each and each.topic not in self._own), None)
+        return next((each for each in found if each and not self._is_own(each)), None)
 
     def pending(self, now_ms: int) -> Sequence[Pending]:
         """The slots of all, in order of time."""
@@ -110,8 +110,11 @@ class Readers:
     ) -> Iterator[Found]:
         """The messages of all, by their positions, each once."""
         streams = [each.messages(now_ms, **asked) for each in self._readers]
-        shown = (found for found in merged(streams) if found.topic not in self._own)
+        shown = (found for found in merged(streams) if not self._is_own(found))
         return islice(shown, limit)
+
+    def _is_own(self, found: Found) -> bool:
+        return (found.cluster, found.topic) in self._own
 
     def close(self) -> None:
         """Close all."""
