@@ -1,9 +1,15 @@
 """Which ranges are read for single records."""
 
+import pytest
+from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duetime.pipeline.fetch import GAP, MOST_READS, reads
+from duetime.connection import librdkafka_properties
+from duetime.errors import KafkaError
+from duetime.pipeline.fetch import GAP, MOST_READS, before_end, fetch, reads
+from duetime.stores.offsets import Offsets
+from duetime.topics import TopicNames
 
 OFFSETS = st.sets(st.integers(min_value=0, max_value=10**7), min_size=1, max_size=60)
 
@@ -31,3 +37,31 @@ def test_every_record_is_read_once_in_few_reads(wanted):
         ranges = [each for one in found for each in one if (each.topic, each.partition) == place]
         for offset in offsets:
             assert sum(each.start <= offset < each.end for each in ranges) == 1
+
+
+@pytest.fixture
+def offsets(settings):
+    found = Offsets(settings, "fetching")
+    yield found
+    found.close()
+
+
+@pytest.mark.system
+def test_what_is_in_no_partition_yet_is_not_asked_for(settings, topics, offsets):  # noqa: ARG001 (they must be there)
+    topic = TopicNames(settings).wheel(0)
+    producer = Producer(librdkafka_properties(settings))
+    producer.produce(topic, b"x", partition=0)
+    assert producer.flush(30) == 0
+    wanted = {(topic, 0): [0, 1, 10**15], (topic, 1): [0], (topic, 10**6): [0]}
+    assert before_end(offsets, wanted) == {(topic, 0): [0], (topic, 1): []}
+
+
+@pytest.mark.system
+def test_a_topic_that_is_missing_may_come_back_and_its_messages_are_not_gone(settings, offsets):
+    with pytest.raises(KafkaError, match="take it out of queues"):
+        before_end(offsets, {(settings.namespace, 0): [0]})
+
+
+@pytest.mark.system
+def test_of_nothing_no_record_is_read(spark, settings):
+    assert fetch(spark, settings, {("jobs", 0): []}).collect() == []

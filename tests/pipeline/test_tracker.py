@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import RECORD
 
 from duetime.config import Settings
-from duetime.kmq.markers import END_VALUE, GIVEN_BACK, MarkerKey, start_value
+from duetime.kmq.markers import END_VALUE, GIVEN_BACK, LAST_OFFSET, MarkerKey, start_value
 from duetime.message import LATEST_MS
 from duetime.pipeline import tracker
 from duetime.pipeline.unacknowledged import ENDED
@@ -24,6 +24,11 @@ SETTINGS = Settings(queues={"jobs": QueueSettings(), "others": QueueSettings(mar
 APPENDED_MS = 1_800_000_000_123
 
 KEY = MarkerKey(3, 17).encoded()
+
+START_VALUE = start_value(1_000)
+
+#: What a key may say, and a record cannot have; -2 is Spark's word for its earliest record.
+NO_OFFSETS = [-1, -2, -3, -(2**63), 2**63 - 1]
 
 
 def record(key, value, *, topic="jobs__markers", partition=3, headers=()):
@@ -47,7 +52,10 @@ def test_a_key_is_kmqs(spark):
         for case in GOLDEN["key"]
     ]
     found = [(row.partition, row.offset) for row in markers(spark, *records)]
-    assert found == [(case["partition"], case["offset"]) for case in GOLDEN["key"]]
+    # The largest number is no record's: there is none behind it.
+    of_records = [case for case in GOLDEN["key"] if case["offset"] <= LAST_OFFSET]
+    assert found == [(case["partition"], case["offset"]) for case in of_records]
+    assert len(of_records) == len(records) - 1
 
 
 def test_a_start_marker_is_kmqs(spark):
@@ -71,6 +79,8 @@ def test_what_is_no_marker_is_left_out(spark):
         (KEY[:-1], END_VALUE),
         (KEY + b"\x00", END_VALUE),
         (b"\xff" * 12, END_VALUE),
+        # Of offsets that no record has.
+        *((MarkerKey(3, offset).encoded(), START_VALUE) for offset in NO_OFFSETS),
         # Of another partition than it is in.
         (MarkerKey(4, 17).encoded(), END_VALUE),
         # A start marker without its time-out, and one with more.
@@ -101,6 +111,10 @@ def test_a_marker_is_followed_with_its_queue_its_time_and_why_it_was_given_back(
         "given_back": "retry",
     }
     assert (second.topic, second.given_back) == ("others", "")
+
+
+def test_a_marker_of_a_queue_that_is_not_configured_is_left_out(spark):
+    assert markers(spark, record(KEY, START_VALUE, topic="taken_out__markers")) == []
 
 
 def test_what_wakes_the_tracker_is_no_marker(spark):

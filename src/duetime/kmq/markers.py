@@ -41,6 +41,9 @@ class GivenBack(StrEnum):
 #: The length of an int32, in bytes.
 INT_BYTES = 4
 
+#: The last offset that a record can have: the one behind it is an int64, too.
+LAST_OFFSET = 2**63 - 2
+
 _KEY = struct.Struct(">iq")
 _START = struct.Struct(">Bq")
 _COUNT = struct.Struct(">i")

@@ -6,9 +6,12 @@ from itertools import pairwise
 
 from pyspark.sql import DataFrame, SparkSession
 
+from duetime.columns import HEADERS_TYPE
 from duetime.config import Settings
+from duetime.errors import KafkaError
 from duetime.pipeline.kafka import read_ranges
 from duetime.stores import OffsetRange
+from duetime.stores.offsets import Offsets
 from duetime.stores.places import Place
 
 #: So many records between two that are wanted are read over rather than left out: a further read
@@ -18,13 +21,37 @@ GAP = 5_000
 #: The most reads of one partition: wider gaps are read over then.
 MOST_READS = 16
 
+#: A row of Spark's Kafka source.
+RECORD = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    f"timestampType int, headers {HEADERS_TYPE}"
+)
+
+
+def before_end(offsets: Offsets, wanted: Mapping[Place, Iterable[int]]) -> dict[Place, list[int]]:
+    """Those of the offsets, by partitions that there are, at which there may be a record.
+
+    For others Spark waits minutes, and fails. Raises KafkaError, also where a topic is missing:
+    that may pass, and its messages are not gone before somebody says so.
+    """
+    places: list[Place] = []
+    for topic in sorted({topic for topic, _ in wanted}):
+        if not (found := offsets.readable_places(topic)):
+            raise KafkaError(
+                f"topic {topic} is missing, and has open messages: create it, or take it out of "
+                "queues"
+            )
+        places += [place for place in found if place in wanted]
+    ends = offsets.ends(places)
+    return {place: [each for each in wanted[place] if each < ends[place]] for place in places}
+
 
 def fetch(
     spark: SparkSession, settings: Settings, wanted: Mapping[Place, Iterable[int]]
 ) -> DataFrame:
     """At least the records at these offsets that are there; whoever asks, joins."""
     found = [read_ranges(spark, settings, ranges, all_there=False) for ranges in reads(wanted)]
-    return reduce(DataFrame.unionAll, found)
+    return reduce(DataFrame.unionAll, found or [spark.createDataFrame([], RECORD)])
 
 
 def reads(wanted: Mapping[Place, Iterable[int]]) -> list[list[OffsetRange]]:

@@ -1,5 +1,6 @@
 """The query's second half: what is not acknowledged is fetched, and delivered again (`again`)."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,17 +11,20 @@ from pyspark.sql import functions as F
 
 from duetime.clock import SystemClock
 from duetime.config import Settings
-from duetime.kmq.markers import MarkerKey
+from duetime.kmq.markers import LAST_OFFSET, MarkerKey
 from duetime.kmq.marking import Marking
 from duetime.kmq.notes import Notes
 from duetime.pipeline.again import PLACE, RECORD, Again
 from duetime.pipeline.faults import Point, reach
-from duetime.pipeline.fetch import fetch
+from duetime.pipeline.fetch import before_end, fetch
 from duetime.pipeline.kafka import write_batch
 from duetime.pipeline.planned import PlannedOnce, one_read
 from duetime.pipeline.waking import Waking
 from duetime.pipeline.written import Batches, Scope, Written
+from duetime.stores.offsets import Offsets
 from duetime.stores.places import Place
+
+log = logging.getLogger(__name__)
 
 #: What came out, as the driver gives it back to Spark: without a job, as Arrow.
 ASKED = pa.schema(
@@ -45,6 +49,7 @@ class Redelivery:
         self._spark, self._settings = spark, settings
         self._clock = SystemClock()
         self._written, self._notes = written, Notes(settings)
+        self._offsets = Offsets(settings, f"{settings.namespace}.reader")
         self._waking = waking
         waking.expect(self._notes.next_ms())
         self._again = Again(settings)
@@ -55,6 +60,8 @@ class Redelivery:
         }
         self._markings: dict[str, Marking] = {}
         self._batches = Batches()
+        #: Queues that are not configured, and were told of.
+        self._told: set[str] = set()
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Deliver again what came out, and write that it is done.
@@ -63,7 +70,7 @@ class Redelivery:
         time: what it has sent it finds by its ids.
         """
         # Each look at the batch would follow the markers once more.
-        rows = batch.collect()
+        rows = self._deliverable(batch.collect())
         is_again = self._batches.is_again(number)
         if due := [row for row in rows if row.offset is not None]:
             # Spark would make several tasks of it, which wait for each other.
@@ -81,6 +88,26 @@ class Redelivery:
             self._end(due)
         self._notes.note(rows)
         self._waking.expect(self._notes.next_ms())
+
+    def _deliverable(self, rows: Sequence[Row]) -> list[Row]:
+        """Those of configured queues, and of offsets that a record can have.
+
+        What is remembered may have others: of a queue that was taken out since, and of a marker
+        that would not be taken for one any more.
+        """
+        queues = self._settings.queues
+        for queue in sorted({row.topic for row in rows if row.topic} - queues.keys() - self._told):
+            log.warning(
+                "open messages are left out, their queue is not configured: to have them delivered "
+                "again, put it back into queues topic=%s",
+                queue,
+            )
+            self._told.add(queue)
+        return [
+            row
+            for row in rows
+            if row.topic in queues and (row.offset is None or 0 <= row.offset <= LAST_OFFSET)
+        ]
 
     def _sent(
         self,
@@ -120,7 +147,8 @@ class Redelivery:
         offsets: dict[Place, list[int]] = defaultdict(list)
         for row in due:
             offsets[row.topic, row.partition].append(row.offset)
-        records = fetch(self._spark, self._settings, offsets).select(*PLACE, *RECORD)
+        there = before_end(self._offsets, offsets)
+        records = fetch(self._spark, self._settings, there).select(*PLACE, *RECORD)
         # What was only read over goes no further.
         wanted = records.join(F.broadcast(asked.select(*PLACE)), PLACE, "left_semi")
         return asked.join(wanted, PLACE, "left")

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from duetime.columns import header_map, header_text
 from duetime.config import Settings
-from duetime.kmq.markers import END, GIVEN_BACK, START
+from duetime.kmq.markers import END, GIVEN_BACK, LAST_OFFSET, START
 from duetime.message import LATEST_MS
 from duetime.pipeline.kafka import ALL, read_stream
 from duetime.pipeline.unacknowledged import ENDED, Marker, Unacknowledged
@@ -68,12 +68,18 @@ def tracked(spark: SparkSession, settings: Settings) -> DataFrame:
 
 
 def _markers(records: DataFrame, settings: Settings) -> DataFrame:
-    """The queue's topic, partition, and what a Marker has. What is no marker is left out."""
-    key, value = F.col("key"), F.col("value")
-    partition = _number(key, 1, 4).cast("int")
+    """The queue's topic, partition, and what a Marker has. What is no marker is left out.
+
+    So are those of a queue that is not configured any more: a batch that was planned before has
+    them, and named again it is read from its beginning.
+    """
+    key, value, queue = F.col("key"), F.col("value"), _queue(settings)
+    partition, offset = _number(key, 1, 4).cast("int"), _number(key, 5, 8)
     is_start, is_end = _number(value, 1, 1) == START, _number(value, 1, 1) == END
     is_marker = (
-        (F.octet_length(key) == KEY_BYTES)
+        queue.isNotNull()
+        & (F.octet_length(key) == KEY_BYTES)
+        & offset.between(0, LAST_OFFSET)
         & (partition == F.col("partition"))
         & (is_end | (is_start & (F.octet_length(value) == START_BYTES)))
     )
@@ -84,11 +90,11 @@ def _markers(records: DataFrame, settings: Settings) -> DataFrame:
         F.size("headers") > 0, header_text(header_map(F.col("headers")), GIVEN_BACK)
     )
     return records.where(is_marker).select(
-        _queue(settings).alias("topic"),
+        queue.alias("topic"),
         "partition",
         F.col("offset").alias("at"),
         F.unix_millis("timestamp").alias("appended_ms"),
-        _number(key, 5, 8).alias("offset"),
+        offset.alias("offset"),
         # Without nulls, which pandas would make fractions of.
         F.when(is_start, timeout_ms).otherwise(F.lit(ENDED)).alias("timeout_ms"),
         F.coalesce(given_back, F.lit("")).alias("given_back"),
