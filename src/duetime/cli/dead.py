@@ -10,7 +10,7 @@ import typer
 
 from duetime.cli.connect import connected
 from duetime.cli.display import console, facts, record_facts, table, when
-from duetime.cli.options import BadInput, Config, Json, Kafka, OnlyValue, instant_option_ms
+from duetime.cli.options import BadInput, Config, Json, Kafka, OnlyValue, instant_option_ms, limit
 from duetime.clock import SystemClock, format_instant
 from duetime.dead import DeadLetter, DeadLetters, Selection
 from duetime.errors import UnknownMessage
@@ -22,6 +22,7 @@ app = typer.Typer(
 #: What may be secret, or large.
 PAYLOAD = ("key", "value", "headers")
 
+Limit = Annotated[int, limit("The most that are listed.")]
 Topic = Annotated[str | None, typer.Option("--topic", help="Those for this destination.")]
 Why = Annotated[str | None, typer.Option("--reason", help="Those that died of this.")]
 Since = Annotated[
@@ -35,7 +36,7 @@ def list_(  # noqa: PLR0913 (an option each)
     topic: Topic = None,
     reason: Why = None,
     since: Since = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="The most that are listed.")] = 50,
+    limit: Limit = 50,
     as_json: Json = False,
     kafka: Kafka = None,
     config: Config = None,

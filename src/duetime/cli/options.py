@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,6 +40,16 @@ OnlyValue = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="For programs, not for people.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more in the log.")]
+
+
+#: The most that may be asked for: with one more, which tells that there are more, it is still a
+#: number of Java's.
+MOST_LISTED = 1_000_000_000
+
+
+def limit(says: str) -> Any:  # noqa: ANN401 (as typer has it)
+    """The option `--limit` of a command that lists."""
+    return typer.Option("--limit", min=1, max=MOST_LISTED, help=says)
 
 
 class BadInput(typer.TyperException):

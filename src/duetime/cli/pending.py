@@ -8,7 +8,7 @@ import typer
 
 from duetime.cli.connect import connected
 from duetime.cli.display import console, histogram, printable, size, table, when
-from duetime.cli.options import BadInput, Config, Json, Kafka, Store, instant_option_ms
+from duetime.cli.options import BadInput, Config, Json, Kafka, Store, instant_option_ms, limit
 from duetime.clock import UNITS_MS, SystemClock, format_duration, format_instant
 from duetime.payload import payload_json
 from duetime.stores import Found, Pending
@@ -51,10 +51,7 @@ def pending(  # noqa: PLR0913 (an option each)
     list_: Annotated[
         bool, typer.Option("--list", help="List the messages, which reads them.")
     ] = False,
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", min=1, help="The most that are listed: 50; with --json all."),
-    ] = None,
+    limit: Annotated[int | None, limit("The most that are listed: 50; with --json all.")] = None,
     as_json: Json = False,
     kafka: Kafka = None,
     store: Store = None,

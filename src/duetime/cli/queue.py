@@ -9,7 +9,7 @@ import typer
 from confluent_kafka import Message
 
 from duetime.cli.connect import connected
-from duetime.cli.dead import bring_back, show_letters
+from duetime.cli.dead import Limit, bring_back, show_letters
 from duetime.cli.display import console, facts, printable, size, table, when
 from duetime.cli.options import BadInput, Config, Json, Kafka
 from duetime.clock import SystemClock, format_instant
@@ -25,7 +25,6 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's topic.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="The most that are listed.")]
 
 
 @app.command()

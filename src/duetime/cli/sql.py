@@ -14,7 +14,7 @@ import typer
 
 from duetime.cli.connect import connected
 from duetime.cli.display import console, printable, table
-from duetime.cli.options import BadInput, Config, Json, Kafka
+from duetime.cli.options import BadInput, Config, Json, Kafka, limit
 from duetime.clock import format_instant, instant_ms
 from duetime.config import Settings
 from duetime.errors import DuetimeError, words
@@ -42,9 +42,7 @@ def sql(
         str, typer.Argument(metavar="QUERY", help="Spark SQL; what waits is the view `pending`.")
     ],
     *,
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, help="The most rows that are shown.")
-    ] = 1_000,
+    limit: Annotated[int, limit("The most rows that are shown.")] = 1_000,
     as_json: Json = False,
     kafka: Kafka = None,
     config: Config = None,
