@@ -17,7 +17,7 @@ LAYERS = (
     {"java"},
     {"columns"},
     {"envelopes", "stores"},
-    {"outgoing", "recurring", "series", "hearing", "producing"},
+    {"outgoing", "recurring", "series", "hearing", "producing", "copies"},
     {"client", "http", "delaying", "admin", "callbacks", "status", "totals", "reach"},
     {"delayed", "kmq"},
     {"transaction", "retry"},

@@ -12,7 +12,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
 
 from confluent_kafka import Message
@@ -20,7 +20,8 @@ from confluent_kafka import Message
 from duetime.client import Producer
 from duetime.clock import Clock, SystemClock, parse_duration
 from duetime.config import Settings, load_settings
-from duetime.errors import ClientFailed, InvalidMessage, KafkaError, Reason, RecordRefused
+from duetime.copies import Copy, dead_letter, place
+from duetime.errors import ClientFailed, InvalidMessage, KafkaError, RecordRefused
 from duetime.message import (
     DUE_AT_MS,
     DUE_ATTEMPTS,
@@ -32,7 +33,6 @@ from duetime.message import (
     DUE_TOPIC,
     UNIQUE_PATTERN,
     MessageId,
-    last_words,
 )
 from duetime.outgoing import OWN_HEADERS, Header, Outgoing, Wanted, scheduled
 from duetime.stores.records import headers_of
@@ -122,7 +122,7 @@ class Failure:
     @property
     def place(self) -> str:
         """Where the record is."""
-        return f"{self.message.topic()}/{self.message.partition()}/{self.message.offset()}"
+        return place(self.message)
 
     @property
     def unique(self) -> str:
@@ -185,23 +185,14 @@ class Retries:
     def _bury(self, failure: Failure, what: str) -> MessageId:
         """Make it a dead letter, with as much of it as Kafka takes."""
         message, detail = failure.message, f"its handler raised {what}"
-        whole = Outgoing(
-            id=MessageId(due_ms=failure.at_ms, unique=failure.unique),
-            topic=TopicNames(self._settings).dead,
-            key=message.key(),
-            value=message.value(),
-            headers=(*_own(message), *_words(failure, HANDLER_FAILED, detail)),
-        )
-        # Nobody may bring back what is not whole.
-        left = f"{detail}; it is too large for a dead letter: its record is {failure.place}"
-        lost = _words(failure, Reason.GONE, left)
-        without_value = replace(whole, value=None, headers=(*_own(message), *lost))
-        for record in (whole, without_value):
+        topic, words = TopicNames(self._settings).dead, _words(failure, detail)
+        copy = dead_letter(topic, message, _own(message), words)
+        while copy.less is not None:
             try:
-                return self._send(record)
+                return self._send(_outgoing(failure, copy))
             except RecordRefused:
-                continue
-        return self._send(replace(whole, key=None, value=None, headers=(*lost,)))
+                copy = copy.less
+        return self._send(_outgoing(failure, copy))
 
     def _send(self, record: Outgoing) -> MessageId:
         failures: list[KafkaError] = []
@@ -223,19 +214,28 @@ class Retries:
         return record.id
 
 
-def _words(failure: Failure, reason: str, detail: str) -> list[tuple[str, bytes]]:
-    """What a dead letter ends its headers with."""
-    words = {
+def _words(failure: Failure, detail: str) -> dict[str, object]:
+    """What its dead letter says."""
+    return {
         DUE_TOPIC: failure.message.topic(),
         DUE_AT_MS: failure.at_ms,
         DUE_ID: MessageId(due_ms=failure.at_ms, unique=failure.unique),
-        DUE_ERROR: reason,
+        DUE_ERROR: HANDLER_FAILED,
         DUE_ERROR_DETAIL: detail,
         DUE_ATTEMPTS: failure.attempts,
         DUE_FAILED_FIRST_MS: failure.first_ms,
         DUE_FAILED_LAST_MS: failure.at_ms,
     }
-    return last_words(words)
+
+
+def _outgoing(failure: Failure, copy: Copy) -> Outgoing:
+    return Outgoing(
+        id=MessageId(due_ms=failure.at_ms, unique=failure.unique),
+        topic=copy.topic,
+        key=copy.key,
+        value=copy.value,
+        headers=tuple(copy.headers),
+    )
 
 
 def _own(message: Message) -> list[Header]:

@@ -421,6 +421,28 @@ def test_what_the_topic_does_not_take_again_is_a_dead_letter(narrow):
     with_letters.close()
 
 
+def test_a_record_that_is_larger_than_a_dead_letter_leaves_its_place_and_is_committed(
+    topic, now_ms
+):
+    dead, large = DelayedTopic(topic.bootstrap, **{"max.message.bytes": "1000"}), "x" * 2_000
+    topic.send(now_ms, large, key=b"k", headers=[("a", b"b")])
+    topic.send(now_ms, "small", key=b"k", headers=[("a", large.encode())])
+    topic.flush()
+    retry = {"delayed_attempts": 1, "delayed_dead_letter_topic": dead.name}
+    with topic.reader(**retry, enable_auto_commit=False) as consumer:
+        for message in read(consumer, 2):
+            message.unack()
+        consumer.commit(asynchronous=False)
+    with dead.reader() as letters:
+        without_value, bare = sorted(read(letters, 2), key=lambda each: each.key() is None)
+    assert (without_value.key(), without_value.headers()[0]) == (b"k", ("a", b"b"))
+    assert bare.key() is None
+    for offset, letter in enumerate((without_value, bare)):
+        words = dict(letter.headers())
+        assert (letter.value(), words["due-error"]) == (None, b"gone")
+        assert words["due-error-detail"].endswith(f"its record is {topic.name}/0/{offset}".encode())
+
+
 def test_what_could_not_be_put_off_is_put_off_by_the_next_commit(narrow, monkeypatch):
     topic, retry = narrow, {"delayed_backoff_ms": 50, "enable_auto_commit": False}
     # As if another try could change it; and here it does.

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import uuid
+from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -14,6 +15,8 @@ from tests.delayed.conftest import PATIENCE_S
 
 from duetime.bench.load import revealed
 from duetime.connection import librdkafka_properties
+from duetime.copies import OF_ANY_SIZE
+from duetime.dead import DeadLetters, Selection
 from duetime.delayed import visible
 from duetime.delayed.visible import Visible
 from duetime.message import DELIVER_AFTER_MS
@@ -22,22 +25,34 @@ from duetime.topics import TopicNames
 pytestmark = pytest.mark.system
 
 
+STAMPED = {"message.timestamp.type": "LogAppendTime"}
+
+#: What a topic takes as Kafka comes, in bytes, and more than that.
+ROOM, WIDE = 1_048_588, 4_000_000
+
+
 class Shown:
     """A delayed topic of three partitions, its visible one of two, and where the rest goes."""
 
-    def __init__(self, bootstrap):
+    def __init__(self, bootstrap, *, delayed=ROOM, visible=ROOM, kept=ROOM):
+        """With so many bytes for a record of the topics, and where the rest goes."""
         self.name = f"shown_{uuid.uuid4().hex[:8]}"
         self.delayed = f"{self.name}.delayed"
         topics = {self.delayed: {"delayed.delivery.max.ms": 60_000}}
         self.settings = small_settings(bootstrap, delayed_topics=topics)
         self.names = TopicNames(self.settings)
-        stamped = {"message.timestamp.type": "LogAppendTime"}
-        places = {self.delayed: 3, self.name: 2, self.names.failed: 1, self.names.rejected: 1}
-        wanted = [NewTopic(name, count, config=stamped) for name, count in places.items()]
+        names = self.names
+        failed = names.failed, names.rejected, names.dead, names.redriven
+        rest = dict.fromkeys(failed, (1, kept))
+        places = {self.delayed: (3, delayed), self.name: (2, visible)} | rest
+        wanted = [
+            NewTopic(name, count, config=STAMPED | {"max.message.bytes": str(most_bytes)})
+            for name, (count, most_bytes) in places.items()
+        ]
         admin = AdminClient(librdkafka_properties(self.settings))
         for created in admin.create_topics(wanted).values():
             created.result()
-        self._producer = Producer(librdkafka_properties(self.settings))
+        self._producer = Producer(librdkafka_properties(self.settings) | OF_ANY_SIZE)
         self._consumer = Consumer(librdkafka_properties(self.settings) | {"group.id": "test"})
 
     def send(self, after, value, partition=0, key=None, headers=()):
@@ -78,9 +93,15 @@ def shown(broker):
 
 @pytest.fixture
 def running(shown):
+    with made_visible(shown):
+        yield shown
+
+
+@contextmanager
+def made_visible(shown):
     keeper = Visible(shown.settings, shown.delayed)
     keeper.start()
-    yield shown
+    yield
     keeper.close()
 
 
@@ -121,6 +142,58 @@ def test_what_cannot_appear_is_rejected_or_failed_and_holds_up_nothing(running, 
     (failed,) = running.records(running.names.failed, 1)
     words = dict(failed.headers())
     assert (words["due-error"], words["due-partition"]) == (b"no-such-partition", b"2")
+
+
+def test_a_record_that_is_too_large_for_all_topics_leaves_its_place_and_holds_up_nothing(
+    broker, now_ms
+):
+    wide = Shown(broker.bootstrap, delayed=WIDE)
+    large, told = b"x" * 2_000_000, ("due-callback", b"http://x")
+    wide.send(now_ms, large, key="k", headers=[("a", b"b"), told])
+    wide.send(now_ms + 600_000, large, key="k", headers=[("a", b"b"), told])
+    wide.send(now_ms, b"x", headers=[("a", large)])
+    wide.send(now_ms, "next")
+    wide.flush()
+    with made_visible(wide):
+        (found,) = wide.records(wide.name, 1)
+        (rejected,) = wide.records(wide.names.rejected, 1)
+        wide.records(wide.names.dead, 2)
+    assert found.value() == b"next"
+    words = dict(rejected.headers())
+    assert (rejected.key(), rejected.value(), rejected.headers()[0]) == (None, None, told)
+    assert words["due-error"] == b"beyond-limit"
+    assert words["due-error-source"] == f"{wide.delayed}/0/1".encode()
+    # A retry would send another message, without its value.
+    assert wide.count(wide.names.failed) == 0
+    letters = DeadLetters(wide.settings).latest(Selection(), 9)
+    assert [each.headers for each in letters] == [(("a", b"b"), told, at(now_ms)), ()]
+    assert [each.key for each in letters] == [b"k", None]
+    for offset, letter in zip((0, 2), letters, strict=True):
+        assert (letter.topic, letter.partition, letter.value) == (wide.name, 0, None)
+        assert (letter.reason, letter.due_ms, letter.attempts) == ("gone", now_ms, 1)
+        assert letter.detail.startswith("the visible topic does not take it: ")
+        assert letter.detail.endswith(f"its record is {wide.delayed}/0/{offset}")
+
+
+def test_a_record_that_is_larger_than_duetimes_messages_appears_where_the_topic_takes_it(
+    broker, now_ms
+):
+    wide, large = Shown(broker.bootstrap, delayed=WIDE, visible=WIDE), b"x" * 2_000_000
+    wide.send(now_ms, large)
+    wide.flush()
+    with made_visible(wide):
+        (found,) = wide.records(wide.name, 1)
+    assert found.value() == large
+
+
+def test_records_that_are_too_large_together_are_rejected_with_their_values(broker, now_ms):
+    shown = Shown(broker.bootstrap, kept=150_000)
+    for number in range(30):
+        shown.send(now_ms + 600_000, f"{number}" + "x" * 30_000)
+    shown.flush()
+    with made_visible(shown):
+        rejected = shown.records(shown.names.rejected, 30)
+    assert {len(each.value()) for each in rejected} == {30_001, 30_002}
 
 
 def test_what_was_taken_before_a_pause_and_not_sent_appears_after_it(
@@ -182,6 +255,11 @@ def started(shown):
     process.stdin.close()
     process.stdin = None
     return process
+
+
+def at(ms):
+    """The header of when a record is to appear."""
+    return DELIVER_AFTER_MS, str(ms).encode()
 
 
 def time_of(record):

@@ -19,6 +19,7 @@ planning    what a batch of it has
 rows        the records of a batch
 visible     a delayed topic made visible, for every client
 forwarding  its sending side
+outcomes    what becomes of each record
 """
 
 from duetime.delayed.consumer import DelayedConsumer, Metrics

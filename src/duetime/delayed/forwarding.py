@@ -6,58 +6,34 @@ from itertools import chain
 from typing import Self
 
 import confluent_kafka
-from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import Message, TopicPartition
 
+from duetime.clock import SystemClock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
+from duetime.copies import OF_ANY_SIZE, TOO_LARGE, Copy, hand_over
 from duetime.delayed.consumer import DelayedConsumer
-from duetime.delayed.log import DIGITS, LogReader, Place, delay_ms, deliver_after_ms
+from duetime.delayed.log import LogReader, Place
 from duetime.delayed.message import DelayedMessage
-from duetime.errors import KafkaError, Reason
-from duetime.message import (
-    ADDRESS,
-    DELIVER_AFTER_MS,
-    DUE_AT_MS,
-    DUE_ERROR,
-    DUE_ERROR_DETAIL,
-    DUE_ERROR_SOURCE,
-    DUE_ID,
-    DUE_PARTITION,
-    DUE_STATE,
-    DUE_TOPIC,
-    LATEST_MS,
-    WAITING_HEADERS,
-    MessageId,
-)
-from duetime.outgoing import Header
-from duetime.producing import enqueue
+from duetime.delayed.outcomes import FINAL, Outcomes
+from duetime.errors import KafkaError
+from duetime.message import DUE_ID
 from duetime.stores.records import headers_of
-from duetime.topics import OVERHEAD_BYTES, TopicNames, visible
+from duetime.topics import visible
 
 #: How long a flush may take, in seconds: longer than the producer tries.
 FLUSH_S = 30.0
-
-#: Why Kafka does not take a record, and never will as things are: it takes the way of all failures.
-FINAL = {
-    BrokerError.UNKNOWN_TOPIC_OR_PART: Reason.UNKNOWN_TOPIC,
-    BrokerError._UNKNOWN_TOPIC: Reason.UNKNOWN_TOPIC,  # noqa: SLF001 (their public names)
-    BrokerError._UNKNOWN_PARTITION: Reason.NO_SUCH_PARTITION,  # noqa: SLF001
-    BrokerError.TOPIC_AUTHORIZATION_FAILED: Reason.NOT_AUTHORISED,
-    BrokerError.MSG_SIZE_TOO_LARGE: Reason.TOO_LARGE_FOR_TOPIC,
-    BrokerError.INVALID_RECORD: Reason.NO_KEY,
-}
 
 
 class Forwarding:
     """Sends what is due, and knows what was sent before. Used by one thread."""
 
     def __init__(self, settings: Settings, topic: str, timeout_ms: int) -> None:
-        self._names = TopicNames(settings)
-        self._longest_ms = settings.delayed_topics[topic].max_ms
+        self._outcomes = Outcomes(settings, topic)
         self._from, self._to = topic, visible(settings)[topic]
         properties = librdkafka_properties(settings)
         self._reader = LogReader(properties)
+        self._clock = SystemClock()
         self._producer = confluent_kafka.Producer(
             properties
             | {
@@ -66,9 +42,9 @@ class Forwarding:
                 "enable.idempotence": True,
                 "linger.ms": 0,
                 "delivery.timeout.ms": timeout_ms,
-                "message.max.bytes": settings.max_message_bytes + 4 * OVERHEAD_BYTES,
                 "topic.metadata.propagation.max.ms": 1_000,
             }
+            | OF_ANY_SIZE
         )
         #: Where the destination is to be read back from, by the partition: its end, once what was
         #: found there has been passed.
@@ -98,17 +74,15 @@ class Forwarding:
 
     def forward(self, message: DelayedMessage) -> None:
         """Send it to its destination, or say why not where that is told; not waited for."""
-        record, found = message.due.record, self._found.get(message.partition(), set())
+        found = self._found.get(message.partition(), set())
         if (message.deliver_after_ms or 0) > self._found_until_ms.get(message.partition(), 0):
             # What was sent before is due before, and has been passed.
             found.clear()
         if message.offset() in found:
             found.remove(message.offset())
-        elif refused := self._refusal(record):
-            self._send(self._names.rejected, record, [*headers_of(record), *_said(record, refused)])
         else:
-            own = [(DUE_AT_MS, _due(message)), (DUE_ID, str(self._id(message)).encode())]
-            self._send(self._to, record, [*own, *_passed_on(record)], message.partition(), message)
+            copy, is_delivery = self._outcomes.of(message)
+            self._send(copy, message if is_delivery else None)
 
     def check(self) -> None:
         """Raises KafkaError where it is not known whether something has arrived."""
@@ -176,87 +150,33 @@ class Forwarding:
         found = (ours.fullmatch(name.decode(errors="replace")) for name in names)
         return {int(each[2]): int(each[1], 16) for each in found if each}
 
-    def _refusal(self, record: Message) -> tuple[Reason, str] | None:
-        text = dict(headers_of(record)).get(DELIVER_AFTER_MS)
-        time_ms = deliver_after_ms(record, None)
-        if text is not None and not (text.isdigit() and len(text) <= DIGITS):
-            return Reason.BAD_DUE_TIME, "deliver-after-ms is no whole number of milliseconds"
-        if time_ms is not None and delay_ms(record, time_ms) > self._longest_ms:
-            return Reason.BEYOND_LIMIT, f"it waits for longer than {self._longest_ms} ms"
-        return None
+    def _send(self, copy: Copy, message: DelayedMessage | None = None) -> None:
+        """The message, where this is its delivery: what becomes of it is noted then."""
 
-    def _id(self, message: DelayedMessage) -> MessageId:
-        place = f"@{self._from}.{message.partition()}.{message.offset()}"
-        return MessageId(due_ms=int(_due(message)), unique=place)
-
-    def _send(
-        self,
-        topic: str,
-        record: Message,
-        headers: list[Header],
-        partition: int = -1,
-        message: DelayedMessage | None = None,
-    ) -> None:
         def report(error: confluent_kafka.KafkaError | None, sent: Message) -> None:
-            if error is None and message is not None:
+            if error is not None:
+                self._failed(error, copy, message)
+            elif message is not None:
                 self._note(message.partition(), (sent.offset() or 0) + 1)
-            elif error is not None:
-                self._failed(error, message)
 
         try:
-            enqueue(
-                self._producer,
-                topic,
-                value=record.value(),
-                key=record.key(),
-                headers=headers,
-                partition=partition,
-                on_delivery=report,
-            )
+            hand_over(self._producer, copy, report)
         except confluent_kafka.KafkaException as error:
-            self._failed(error.args[0], message)
+            self._failed(error.args[0], copy, message)
 
     def _note(self, partition: int, end: int) -> None:
         # What was found is to be found again, until it has been passed.
         if not self._found.get(partition):
             self._ends[partition] = max(self._ends.get(partition, 0), end)
 
-    def _failed(self, error: confluent_kafka.KafkaError, message: DelayedMessage | None) -> None:
+    def _failed(
+        self, error: confluent_kafka.KafkaError, copy: Copy, message: DelayedMessage | None
+    ) -> None:
         why = FINAL.get(error.code())
-        if why is None or message is None:
+        if copy.less is not None and error.code() in TOO_LARGE:
+            self._send(copy.less)
+        elif why is not None and message is not None:
+            now_ms = self._clock.now_ms()
+            self._send(self._outcomes.undelivered(message, why, error.str(), now_ms))
+        else:
             self._broken = error.str()
-            return
-        record = message.due.record
-        waiting = {
-            DUE_TOPIC: self._to.encode(),
-            DUE_PARTITION: str(message.partition()).encode(),
-            DUE_STATE: str(record.timestamp()[1]).encode(),
-            DUE_AT_MS: _due(message),
-            DUE_ID: str(self._id(message)).encode(),
-        }
-        headers = [*((name, waiting[name]) for name in WAITING_HEADERS), *_passed_on(record)]
-        detail = f"the visible topic does not take it: {error.str()}"
-        said = [(DUE_ERROR, str(why).encode()), (DUE_ERROR_DETAIL, detail.encode())]
-        self._send(self._names.failed, record, [*headers, *said])
-
-
-def _passed_on(record: Message) -> list[Header]:
-    """The sender's headers: what it has of an earlier delivery would be taken for ours."""
-    return [header for header in headers_of(record) if header[0] not in ADDRESS]
-
-
-def _due(message: DelayedMessage) -> bytes:
-    """When it was due: what is to be delivered at once is due when it was appended."""
-    due_ms = message.deliver_after_ms or message.timestamp()[1]
-    # A sender may set any timestamp.
-    return str(min(max(due_ms, 0), LATEST_MS)).encode()
-
-
-def _said(record: Message, refusal: tuple[Reason, str]) -> list[Header]:
-    source = f"{record.topic()}/{record.partition()}/{record.offset()}"
-    reason, detail = refusal
-    return [
-        (DUE_ERROR, str(reason).encode()),
-        (DUE_ERROR_DETAIL, detail.encode()),
-        (DUE_ERROR_SOURCE, source.encode()),
-    ]

@@ -6,21 +6,17 @@ from datetime import timedelta
 
 import confluent_kafka
 
+from duetime.copies import OF_ANY_SIZE, TOO_LARGE, Copy, dead_letter, hand_over
 from duetime.delayed.options import ConsumerOptions
-from duetime.delayed.retries import Tried, dead_headers, retry_headers
+from duetime.delayed.retries import Tried, dead_words, retry_headers, senders
 from duetime.errors import KafkaError
-from duetime.outgoing import ANY_PARTITION, Header
-from duetime.producing import enqueue
 
 #: How long what was put off may take to arrive, in seconds.
 TIMEOUT_S = 30.0
 
-#: The largest that librdkafka allows: what a topic takes is for the broker to say.
-MOST_BYTES = 1_000_000_000
-
 #: Answers that another try will not change.
 REFUSED = (
-    confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE,
+    *TOO_LARGE,
     confluent_kafka.KafkaError.INVALID_RECORD,
     confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED,
 )
@@ -28,14 +24,11 @@ REFUSED = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sending:
-    """What is put off, and where to."""
+    """What is put off."""
 
-    record: confluent_kafka.Message
-    headers: list[Header]
-    topic: str
-    partition: int = ANY_PARTITION
+    copy: Copy
     #: What is sent where the topic does not take this one.
-    instead: "Sending | None" = None
+    instead: Copy | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,14 +54,20 @@ class PuttingOff:
         """Send it so that it comes again, or to the dead letters after its last attempt."""
         policy = self._options.policy
         tried = Tried.of(record).again(record, now_ms)
-        headers = dead_headers(record, tried, policy, now_ms)
-        dead = Sending(record, headers, self._options.dead_letters)
+        words = dead_words(record, tried, policy, now_ms)
+        dead = dead_letter(self._options.dead_letters, record, senders(record), words)
         if tried.attempts >= policy.attempts:
-            self._send(dead)
+            self._send(Sending(dead))
             return
         at_ms = now_ms + policy.wait_ms(tried.attempts, retry_in)
-        headers = retry_headers(record, tried, policy, at_ms)
-        self._send(Sending(record, headers, record.topic() or "", record.partition() or 0, dead))
+        retry = Copy(
+            topic=record.topic() or "",
+            partition=record.partition() or 0,
+            key=record.key(),
+            value=record.value(),
+            headers=retry_headers(record, tried, policy, at_ms),
+        )
+        self._send(Sending(retry, dead))
 
     def flush(self) -> None:
         """Wait until everything has arrived, after another try for what has not.
@@ -95,29 +94,31 @@ class PuttingOff:
     def _send(self, sending: Sending) -> None:
         if self._producer is None:
             self._producer = confluent_kafka.Producer(
-                self._options.shared()
-                | {"acks": "all", "enable.idempotence": True, "message.max.bytes": MOST_BYTES}
+                self._options.shared() | {"acks": "all", "enable.idempotence": True} | OF_ANY_SIZE
             )
+        self._hand_over(self._producer, sending)
+        self._producer.poll(0)
+
+    def _hand_over(self, producer: confluent_kafka.Producer, sending: Sending) -> None:
+        def failed(error: confluent_kafka.KafkaError) -> None:
+            # Not by the next commit: there may be none, where this one is not survived.
+            if error.code() in TOO_LARGE and sending.copy.less is not None:
+                self._hand_over(producer, Sending(sending.copy.less))
+            else:
+                self._note(error, sending)
 
         def report(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
             if error is not None:
-                self._note(error, sending)
+                failed(error)
 
         try:
-            enqueue(
-                self._producer,
-                sending.topic,
-                value=sending.record.value(),
-                key=sending.record.key(),
-                headers=sending.headers,
-                partition=sending.partition,
-                on_delivery=report,
-            )
+            hand_over(producer, sending.copy, report)
         except confluent_kafka.KafkaException as error:
-            self._note(error.args[0], sending)
-        self._producer.poll(0)
+            failed(error.args[0])
 
     def _note(self, error: confluent_kafka.KafkaError, sending: Sending) -> None:
-        again = sending.instead if error.code() in REFUSED else None
+        again = sending
+        if sending.instead is not None and error.code() in REFUSED:
+            again = Sending(sending.instead)
         with self._lock:
-            self._failed.append(Failed(error.str(), again or sending))
+            self._failed.append(Failed(error.str(), again))

@@ -26,7 +26,6 @@ from duetime.message import (
     DUE_PARTITION,
     DUE_TOPIC,
     MessageId,
-    last_words,
 )
 from duetime.outgoing import Header
 from duetime.stores.records import headers_of
@@ -87,18 +86,18 @@ class Tried:
 def retry_headers(record: Message, tried: Tried, policy: Policy, at_ms: int) -> list[Header]:
     """The headers of the record that comes again."""
     return [
-        *_senders(record),
+        *senders(record),
         (DELIVER_AFTER_MS, str(at_ms).encode()),
         (DELIVER_GROUP, policy.group.encode()),
         (DELIVER_RETRY, str(tried).encode()),
     ]
 
 
-def dead_headers(record: Message, tried: Tried, policy: Policy, now_ms: int) -> list[Header]:
-    """The headers of its dead letter, as `duetime dead` reads them."""
+def dead_words(record: Message, tried: Tried, policy: Policy, now_ms: int) -> dict[str, object]:
+    """What its dead letter says, as `duetime dead` reads it."""
     due_ms = tried.first_failed_ms or now_ms
     place = f"@{record.topic()}.{record.partition()}.{tried.first_offset}"
-    words = {
+    return {
         DUE_TOPIC: record.topic(),
         DUE_PARTITION: record.partition(),
         DUE_AT_MS: due_ms,
@@ -109,8 +108,8 @@ def dead_headers(record: Message, tried: Tried, policy: Policy, now_ms: int) -> 
         DUE_FAILED_FIRST_MS: due_ms,
         DUE_FAILED_LAST_MS: now_ms,
     }
-    return [*_senders(record), *last_words(words)]
 
 
-def _senders(record: Message) -> list[Header]:
+def senders(record: Message) -> list[Header]:
+    """The sender's headers."""
     return [header for header in headers_of(record) if header[0] not in OWN]
