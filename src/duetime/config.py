@@ -344,13 +344,28 @@ def config_file() -> Path:
     return Path(os.environ.get("DUETIME_CONFIG", "duetime.toml"))
 
 
+def is_file(path: Path) -> bool:
+    """Whether it is there. Raises ConfigError where this user cannot know."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be read ({error.strerror}): let this user read it, or name another file "
+        "with --config or DUETIME_CONFIG"
+    )
+
+
 def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401 (any setting's value)
     """Read the settings; `overrides` that are None are left out.
 
     Raises ConfigError, one sentence naming the setting.
     """
     named = os.environ.get("DUETIME_CONFIG")
-    if named and not Path(named).is_file():
+    if named and not is_file(Path(named)):
         raise ConfigError(f"DUETIME_CONFIG names {named}, which is no file: correct it or unset it")
     given = {name: value for name, value in overrides.items() if value is not None}
     check_environment(os.environ, Settings.model_fields)
@@ -362,5 +377,7 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401 (any setting's 
         # Of the environment. Its words begin with the field's name, in quotes.
         name = str(error).partition('"')[2].partition('"')[0]
         raise ConfigError(f"setting {name}: in the environment it must be JSON") from None
+    except OSError as error:
+        raise _unreadable(config_file(), error) from None
     except ValueError as error:
         raise ConfigError(f"{config_file()} cannot be read: {error}") from None

@@ -45,6 +45,23 @@ def test_a_missing_file_of_settings_is_named(duetime):
     assert outcome.err == "error: --config names nowhere.toml, which is no file: correct it\n"
 
 
+@pytest.mark.parametrize(
+    # Root may read any file: but not this one, and a name of this length nobody can look for.
+    "unreadable",
+    ["/proc/self/mem", "/" + "x" * 300],
+)
+@pytest.mark.parametrize("by_option", [True, False])
+def test_settings_that_cannot_be_read_are_named(duetime, monkeypatch, unreadable, by_option):
+    if not by_option:
+        monkeypatch.setenv("DUETIME_CONFIG", unreadable)
+
+    outcome = duetime("topics", *(["--config", unreadable] if by_option else []))
+
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"error: {unreadable} cannot be read (")
+    assert "let this user read it" in outcome.err
+
+
 def test_an_unknown_setting_is_named(duetime, tmp_path):
     (tmp_path / "duetime.toml").write_text("colour = 'red'\n")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from duetime.clock import parse_instant
-from duetime.config import Settings, load_settings
+from duetime.config import Settings, is_file, load_settings
 from duetime.errors import ConfigError
 
 Kafka = Annotated[
@@ -63,7 +63,7 @@ def settings_from(
 ) -> Settings:
     """The settings: options over environment over file over defaults. Raises ConfigError."""
     if config:
-        if not config.is_file():
+        if not is_file(config):
             raise ConfigError(f"--config names {config}, which is no file: correct it")
         os.environ["DUETIME_CONFIG"] = str(config)
     return load_settings(bootstrap=kafka, **overrides)
