@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from duetime import client
 from duetime.clock import format_instant
 from duetime.connection import librdkafka_properties
 from duetime.message import DUE_AT_MS, DUE_ID, DUE_PARTITION, DUE_TOPIC, MessageId
@@ -54,6 +55,25 @@ def test_a_sent_message_is_in_the_intake_topic_with_all_its_parts(duetime, taken
     assert dict(headers)[DUE_PARTITION] == b"3"
     assert dict(headers)[DUE_ID] == b"order-17"
     assert dict(headers)[DUE_AT_MS] == str(identity.due_ms).encode()
+
+
+def test_a_message_that_is_not_acknowledged_says_how_it_is_sent_again_as_the_same(
+    duetime, monkeypatch
+):
+    # Kafka has answered, and goes away then.
+    gone = {"bootstrap.servers": "127.0.0.1:1", "delivery.timeout.ms": 500}
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "producer_properties", lambda _: gone)
+        failed = duetime("send", "orders", "--in", "1h", "--value", "v")
+        series = duetime("send", "orders", "--cron", "@daily", "--value", "v")
+
+    assert (failed.code, failed.out) == (series.code, series.out) == (1, "")
+    said, _, options = failed.err.removesuffix("\n").partition("send it again with the same id: ")
+    assert series.err.rpartition("send it again with the same id: ")[2].startswith("--id ")
+
+    again = duetime("send", "orders", *options.split(), "--value", "v")
+    assert again.code == 0
+    assert again.out.removesuffix("\n") in said
 
 
 @pytest.mark.parametrize("way", ["file", "stdin"])

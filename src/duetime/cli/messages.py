@@ -23,9 +23,9 @@ from duetime.cli.options import (
     settings_from,
 )
 from duetime.client import Producer
-from duetime.clock import SystemClock, delay, instant
+from duetime.clock import SystemClock, delay, format_instant, instant
 from duetime.config import Settings
-from duetime.errors import InvalidMessage, Reason
+from duetime.errors import InvalidMessage, KafkaError, Reason, RecordRefused
 from duetime.message import MessageId
 from duetime.outgoing import Wanted, new_unique
 from duetime.reach import create_by_asking, require_intake
@@ -95,6 +95,7 @@ def send(  # noqa: PLR0913 (an option each)
     )
     _refuse_bad(wanted, settings, due_at, due_in, own_id, recurrence)
     cluster_has = require_intake(settings).topics
+    failed: list[KafkaError] = []
     with Producer(settings) as producer:
         full_id = producer.produce(
             wanted.topic,
@@ -107,7 +108,10 @@ def send(  # noqa: PLR0913 (an option each)
             partition=wanted.partition,
             cluster=wanted.cluster,
             recurrence=recurrence,
+            on_delivery=lambda error, _: failed.extend([error] if error else []),
         )
+    if failed:
+        raise _with_what_to_repeat(failed[0], full_id, recurrence)
     typer.echo(full_id)
     if cluster is not None and cluster not in settings.clusters:
         # The pipeline may know it: nobody else needs to.
@@ -119,6 +123,19 @@ def send(  # noqa: PLR0913 (an option each)
     if cluster is None and topic not in cluster_has and not create_by_asking(settings, topic):
         # Brokers that create topics have done so by now, and not when the message is due.
         typer.echo(f"note: there is no topic {topic}: create it before this is due", err=True)
+
+
+def _with_what_to_repeat(
+    error: KafkaError, full_id: str, recurrence: Recurrence | None
+) -> KafkaError:
+    """The same with the options that make it the same message: who sends has not seen its id."""
+    if isinstance(error, RecordRefused):
+        return error
+    if recurrence is not None:
+        return KafkaError(f"{error.detail}: --id {full_id}")
+    identity = MessageId.parse(full_id)
+    due = format_instant(identity.due_ms)
+    return KafkaError(f"{error.detail}: --id {identity.unique} --at {due}")
 
 
 def show(
