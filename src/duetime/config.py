@@ -232,7 +232,7 @@ class Settings(Connection, BaseSettings):
     api_spool: Path | None = Field(
         None,
         description="The file for what is accepted while Kafka does not answer, one for each "
-        "`duetime api`; none is ~/.local/share/duetime/spool.db",
+        "`duetime api`; none is ~/.local/share/duetime/spool.db, or in the --data of `duetime up`",
     )
     api_spool_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
         1024 * 1024 * 1024, description="How large it may become"

@@ -45,3 +45,12 @@ def test_why_there_is_no_api_is_said_where_its_address_would_be(tmp_path):
         settings = Settings(bootstrap="127.0.0.1:1", api_port=port)
         with api_beside(settings, tmp_path, None) as said:
             eventually(lambda: said().startswith(f"none: port {port} is in use"), said, 60)
+
+
+def test_what_the_api_accepts_is_kept_in_the_data_directory_unless_its_file_is_named(tmp_path):
+    settings = Settings(bootstrap="127.0.0.1:1", api_port=free_port())
+    with api_beside(settings, tmp_path, None):
+        eventually((tmp_path / "spool.db").exists)
+    own = settings.model_copy(update={"api_spool": tmp_path / "own.db"})
+    with api_beside(own, tmp_path, None):
+        eventually((tmp_path / "own.db").exists)

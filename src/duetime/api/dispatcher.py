@@ -26,6 +26,7 @@ from duetime.api.async_producer import AsyncProducer
 from duetime.api.producer_batch import ProducerBatch, Refusals
 from duetime.api.readback import arrived
 from duetime.api.spool import AT_ONCE_BYTES, Spool, Spooled, SpoolFull, apart
+from duetime.api.spool_claim import SpoolClaim
 from duetime.api.spool_thread import SpoolThread
 from duetime.api.submission import Submission
 from duetime.clock import Clock
@@ -71,6 +72,7 @@ class Dispatcher:
         self._on_aside = on_aside
         self._producer = AsyncProducer(settings)
         self._thread = SpoolThread(spool)
+        self._claim = SpoolClaim(settings, spool, self._thread)
         #: Whether the last one that was to be spooled found no room.
         self.is_full = False
         #: Whether what is in the spool cannot be sent, and not because of Kafka.
@@ -92,13 +94,14 @@ class Dispatcher:
         if self._spooling:
             self._filled.set()
         self._poller = asyncio.create_task(self._producer.take_reports())
+        self._asker = asyncio.create_task(self._claim.keep_up(lambda: self._spooling))
         self._drainer = asyncio.create_task(self._drain())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """What has not arrived by then stays in the spool."""
-        await _cancelled(self._drainer)
-        await _cancelled(self._poller)
+        for each in (self._drainer, self._asker, self._poller):
+            await _cancelled(each)
         await self._producer.flush(FLUSH_S)
         self._thread.close()
 
@@ -117,7 +120,7 @@ class Dispatcher:
 
     async def find(self, id: MessageId) -> Outgoing | None:  # noqa: A002 (what all call it)
         """The message, if it is in the spool. Raises SpoolFailed."""
-        return await self._thread.ask(self._spool.find, id) if self._spooling else None
+        return await self._thread.ask(self._spool.find, id) if self._is_searched else None
 
     async def withdraw(self, id: MessageId) -> bool:  # noqa: A002 (what all call it)
         """Take the message out of the spool; False where it is not there, or taken already.
@@ -125,7 +128,7 @@ class Dispatcher:
         Kafka may have it, too, by an earlier try of which this process knows nothing: where there
         is time for that, a cancel is spooled in its place.
         """
-        if not self._spooling:
+        if not self._is_searched:
             return False
         cancel = cancelled(id, self._settings)
         is_heard = id.due_ms - self._clock.now_ms() >= self._settings.horizon_ms
@@ -139,6 +142,11 @@ class Dispatcher:
         """How many are in the spool."""
         count: int = await self._thread.ask(self._spool.depth)
         return count
+
+    @property
+    def _is_searched(self) -> bool:
+        """Whether there is anything in the spool that is for this Kafka."""
+        return self._spooling and not self._claim.is_refused
 
     async def _end_of_spool(self) -> None:
         """Wait a moment for the spool to be empty."""
@@ -202,6 +210,7 @@ class Dispatcher:
         self._putting += 1
         numbers: Sequence[int] = ()
         try:
+            self._claim.require()
             numbers = await self._thread.keep(records, taken_ms)
         except SpoolFull:
             self.is_full = True
@@ -227,7 +236,7 @@ class Dispatcher:
                     await self._read_back()
                 await self._drain_once()
             except Exception as error:  # noqa: BLE001 (ended, it would strand what was accepted)
-                self.is_stuck = not isinstance(error, KafkaError)
+                self.is_stuck = self._claim.is_refused or not isinstance(error, KafkaError)
                 # Of a stranger's error nobody knows whose words are in it.
                 told = error if isinstance(error, DuetimeError) else type(error).__name__
                 log.warning("the spool waits: %s", told)
@@ -244,6 +253,7 @@ class Dispatcher:
                 raise KafkaError(f"Kafka has refused {len(refused)} of them: sending them again")
             await self._remove(numbers)
             del self._arriving[arriving]
+        await self._claim.confirm()
         taken = await self._thread.ask(self._spool.take, AT_ONCE, self._clock.now_ms())
         self.is_stuck = False
         size = sum(each.size_bytes for each in taken)
@@ -281,6 +291,7 @@ class Dispatcher:
 
     async def _read_back(self) -> None:
         """Find out what the last process, or a failed hand-over, has sent. Raises KafkaError."""
+        await self._claim.confirm()
         # Their client may still succeed; others may be spooled as arriving meanwhile.
         while waited := list(self._arriving):
             await asyncio.wait(waited)

@@ -94,6 +94,11 @@ def check(settings: Settings) -> None:
     open_spool(settings).close()
 
 
+def check_spool(settings: Settings, cluster_id: str) -> None:
+    """Raise SetupError where the spool's messages are for another cluster than answers."""
+    open_spool(settings, cluster_id).close()
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -13,11 +13,13 @@ from fastapi.security.base import SecurityBase
 from duetime.api.cancels import Cancels
 from duetime.api.dispatcher import Dispatcher
 from duetime.api.keys import Keys
-from duetime.api.spool import Spool
+from duetime.api.spool import Spool, SpoolForeign
+from duetime.api.spool_owner import owner_of
 from duetime.api.tokens import CALLER, Caller
 from duetime.api.watch import Lookout, Watch
 from duetime.clock import Clock, SystemClock
 from duetime.config import Settings
+from duetime.errors import SetupError
 from duetime.local.disk import data_home
 from duetime.stores import Reader
 from duetime.stores.opening import open_reader
@@ -56,9 +58,19 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     reader.close()
 
 
-def open_spool(settings: Settings) -> Spool:
-    """The spool of these settings. Raises SetupError."""
-    return Spool(settings.api_spool or data_home() / "spool.db", settings.api_spool_bytes)
+def open_spool(settings: Settings, cluster_id: str | None = None) -> Spool:
+    """The spool of these settings, and of the cluster that answers. Raises SetupError, SpoolFailed.
+
+    One that may be another's, which only an answer would tell, is opened.
+    """
+    spool = Spool(settings.api_spool or data_home() / "spool.db", settings.api_spool_bytes)
+    try:
+        spool.claim(owner_of(settings, cluster_id))
+    except SpoolForeign as error:
+        if error.is_certain:
+            spool.close()
+            raise SetupError(error.detail) from error
+    return spool
 
 
 def services_of(request: Request) -> Services:

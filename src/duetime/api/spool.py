@@ -1,6 +1,7 @@
 """What was accepted and is not in Kafka yet: a file that survives `kill -9`, in order of arrival.
 
 ```
+claim     whose the records are; another Kafka gets none of them
 put       a record is accepted: it is on the disk when this returns
 find      one that is there
 withdraw  one that was not taken yet is not to be sent any more; something else is, if need be
@@ -18,10 +19,12 @@ import json
 import sqlite3
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 
+from duetime.api.spool_owner import SCHEMA as OWNER
+from duetime.api.spool_owner import Owner, is_one, read_owner, write_owner
 from duetime.errors import DuetimeError, SetupError
 from duetime.message import MessageId
 from duetime.outgoing import Header, Outgoing
@@ -68,6 +71,17 @@ class SpoolFailed(NotKept):
     reason = "spool-failed"
 
 
+class SpoolForeign(SpoolFailed):
+    """What is in the spool is for another Kafka.
+
+    `is_certain` is whether it is known to be another, and not only which one it is.
+    """
+
+    def __init__(self, detail: str, *, is_certain: bool = True) -> None:
+        super().__init__(detail)
+        self.is_certain = is_certain
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spooled:
     """A record in the spool."""
@@ -86,6 +100,7 @@ class Spool:
     """The file. Raises SetupError where it cannot be opened."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
+        self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Payloads are in it: SQLite gives the files beside it the same mode.
@@ -101,6 +116,20 @@ class Spool:
                 "that of a duetime up, name a file for this one, with api_spool or as "
                 "DUETIME_API_SPOOL=..."
             ) from error
+
+    def claim(self, asking: Owner) -> None:
+        """Note whose the records are from now on. Raises SpoolForeign where they are another's.
+
+        Those of nobody, and an empty spool, are whose it is that asks. Safe to repeat.
+        """
+        noted, count = read_owner(self._db), self.depth()
+        if noted and count:
+            self._require_one(noted, asking, count)
+            # Until it answers again, it is the one that it was.
+            asking = replace(asking, cluster_id=asking.cluster_id or noted.cluster_id)
+        if asking != noted:
+            with self._transaction():
+                write_owner(self._db, asking)
 
     def put(self, records: Sequence[Outgoing], taken_ms: int | None = None) -> list[int]:
         """Keep them, all or none; returns the numbers of new ones. Raises SpoolFull, SpoolFailed.
@@ -208,9 +237,20 @@ class Spool:
         # No other process may have it: what one takes the other would take as well.
         for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
             self._db.execute(f"PRAGMA {pragma}").fetchall()
-        self._db.executescript(SCHEMA)
+        self._db.executescript(SCHEMA + OWNER)
         (page_bytes,) = self._db.execute("PRAGMA page_size").fetchone()
         self._pages = max(1, most_bytes // page_bytes)
+
+    def _require_one(self, noted: Owner, asking: Owner, count: int) -> None:
+        if is_theirs := is_one(noted, asking):
+            return
+        unsure = "" if is_theirs is False else ", which does not answer yet"
+        raise SpoolForeign(
+            f"the spool {self._path} has {count} messages for {noted}, and takes none for "
+            f"{asking}{unsure}: name another file, with api_spool or as DUETIME_API_SPOOL=...; "
+            "this one's are sent by a duetime api for their own Kafka",
+            is_certain=is_theirs is False,
+        )
 
     def _put(self, records: Sequence[Outgoing], taken_ms: int | None) -> list[int]:
         inserted = [self._insert(each) for each in records]

@@ -29,12 +29,12 @@ def api(
     begin_log(logging.DEBUG if verbose else logging.INFO, settings.log_format)
     try:
         # Here and not above: FastAPI is an extra, and takes a while to import.
-        from duetime.api.serve import check, serve  # noqa: PLC0415
+        from duetime.api.serve import check, check_spool, serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise SetupError(f"{error.name} is missing: pip install 'duetime[api]'") from error
     check(settings)
     try:
-        require_intake(settings)
+        check_spool(settings, str(require_intake(settings).cluster_id))
     except KafkaError as error:
         log.warning("%s; until then, messages go into the spool", error)
     with suppress(KeyboardInterrupt):

@@ -44,6 +44,8 @@ def api_beside(
         "DUETIME_API_PORT": str(settings.api_port),
         "DUETIME_SECURITY_PROTOCOL": settings.security_protocol,
         "DUETIME_STORE": settings.store.get_secret_value(),
+        # What is accepted is kept where all else is: another directory is another Kafka.
+        "DUETIME_API_SPOOL": str(settings.api_spool or directory / "spool.db"),
     }
     # Its settings may be in a file of this directory.
     process = GuardedProcess.start(command, cwd=Path.cwd(), env=os.environ | own, output=output)
