@@ -19,7 +19,7 @@ TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
 
 #: Properties of a producer of copies. What a topic takes is for the broker to say, and 10**9 is the
 #: most that librdkafka allows. A batch is refused as a whole: only a record that is larger than 64
-#: KiB goes alone, and no topic takes less.
+#: KiB goes alone, and no topic of duetime's takes less.
 OF_ANY_SIZE = {"message.max.bytes": 1_000_000_000, "batch.size": 64 * 1024}
 
 #: The longest callback that is kept where nothing else is, in bytes.

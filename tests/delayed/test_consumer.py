@@ -16,7 +16,7 @@ from tests.delayed.conftest import PATIENCE_S, DelayedTopic, read, values
 from duetime.delayed import DelayedConsumer, putting_off
 from duetime.delayed.consumer import SERVE_S
 from duetime.errors import ConfigError, KafkaError
-from duetime.message import DELIVER_AFTER_MS
+from duetime.message import DELIVER_AFTER_MS, LAST_WORDS
 from duetime.metrics import DELAYED_REMOVED
 
 pytestmark = pytest.mark.system
@@ -267,6 +267,26 @@ def test_what_is_put_off_comes_again_for_its_group_alone_and_dies_in_the_end(top
         assert values(read(consumer, 2)) == ["order", "end"]
 
 
+def test_what_was_brought_back_and_dies_again_leaves_a_letter_with_the_senders_headers_alone(
+    topic, now_ms
+):
+    dead = DelayedTopic(topic.bootstrap)
+    delivered = [("due-at-ms", b"1"), ("due-id", b"000000000001-redriven.0"), ("a", b"b")]
+    topic.send(now_ms, "order", headers=delivered)
+    topic.flush()
+    retry = {"delayed_backoff_ms": 50, "delayed_attempts": 2}
+    with topic.reader(**retry, delayed_dead_letter_topic=dead.name) as consumer:
+        for _ in range(2):
+            (message,) = read(consumer, 1)
+            # It is the same message, whichever try this is.
+            assert message.headers()[: len(delivered)] == delivered
+            message.unack()
+            consumer.commit(asynchronous=False)
+    with dead.reader() as letters:
+        (letter,) = read(letters, 1)
+    assert letter.headers()[: -len(LAST_WORDS)] == [("a", b"b")]
+
+
 def test_what_retention_removes_before_its_time_is_counted_told_and_passed_over(
     topic, now_ms, caplog
 ):
@@ -424,7 +444,7 @@ def test_what_the_topic_does_not_take_again_is_a_dead_letter(narrow):
 def test_a_record_that_is_larger_than_a_dead_letter_leaves_its_place_and_is_committed(
     topic, now_ms
 ):
-    dead, large = DelayedTopic(topic.bootstrap, **{"max.message.bytes": "1000"}), "x" * 2_000
+    dead, large = DelayedTopic(topic.bootstrap, **{"max.message.bytes": "70000"}), "x" * 100_000
     topic.send(now_ms, large, key=b"k", headers=[("a", b"b")])
     topic.send(now_ms, "small", key=b"k", headers=[("a", large.encode())])
     topic.flush()

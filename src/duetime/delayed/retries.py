@@ -3,6 +3,7 @@
 Decides only; nothing here sends.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Self
@@ -13,6 +14,7 @@ from duetime.backoff import doubled_ms
 from duetime.clock import duration_ms
 from duetime.errors import Reason
 from duetime.message import (
+    ADDRESS,
     DELIVER_AFTER_MS,
     DELIVER_GROUP,
     DELIVER_RETRY,
@@ -86,7 +88,7 @@ class Tried:
 def retry_headers(record: Message, tried: Tried, policy: Policy, at_ms: int) -> list[Header]:
     """The headers of the record that comes again."""
     return [
-        *senders(record),
+        *_without(record, OWN),
         (DELIVER_AFTER_MS, str(at_ms).encode()),
         (DELIVER_GROUP, policy.group.encode()),
         (DELIVER_RETRY, str(tried).encode()),
@@ -111,5 +113,9 @@ def dead_words(record: Message, tried: Tried, policy: Policy, now_ms: int) -> di
 
 
 def senders(record: Message) -> list[Header]:
-    """The sender's headers."""
-    return [header for header in headers_of(record) if header[0] not in OWN]
+    """The sender's headers: those of an earlier delivery would be taken for the next one's."""
+    return _without(record, (*OWN, *ADDRESS))
+
+
+def _without(record: Message, names: Sequence[str]) -> list[Header]:
+    return [header for header in headers_of(record) if header[0] not in names]
