@@ -90,6 +90,18 @@ def test_a_letter_is_brought_back_once(settings, letters, die):
     assert headers["due-id"] != dict(second.headers())["due-id"]
 
 
+def test_headers_that_intake_would_take_for_itself_do_not_keep_a_letter_from_coming_back(
+    settings, letters, die
+):
+    taken = "due-at-ms", "due-id", "due-in-ms", "due-cron", "due-zone", "due-until", "due-misfire"
+    die(passed_on=[(name, b"1") for name in taken] + [("due-callback", b"http://x")])
+    assert letters.redrive(ANY, SystemClock()) == 1
+    (again,) = taken_in(settings)
+    names = [name for name, _ in again.headers()]
+    own = ["h", "due-callback"]
+    assert names == ["due-topic", "due-at-ms", "due-id", "due-partition", "due-cluster", *own]
+
+
 def test_who_is_fenced_off_in_the_middle_has_brought_back_nothing(settings, letters, die):
     die()
 

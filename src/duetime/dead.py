@@ -28,7 +28,7 @@ from duetime.message import (
     LAST_WORDS,
     MessageId,
 )
-from duetime.outgoing import Outgoing, Wanted, scheduled
+from duetime.outgoing import OWN_HEADERS, Outgoing, Wanted, scheduled
 from duetime.stores.offsets import whole
 from duetime.stores.records import Header, RangeReader, headers_of
 from duetime.topics import TopicNames
@@ -160,11 +160,13 @@ class DeadLetters:
         if letter.reason == Reason.GONE:
             log.warning("not brought back number=%d: nothing is left of it", letter.number)
             return ()
+        # What a sender may not give was passed on nevertheless, by other envelopes.
+        headers = [(name, value) for name, value in letter.headers if name not in OWN_HEADERS]
         wanted = Wanted(
             topic=letter.topic,
             value=letter.value,
             key=letter.key,
-            headers=letter.headers,
+            headers=headers,
             partition=letter.partition,
             cluster=letter.cluster,
         )
