@@ -1,11 +1,13 @@
 """A worker's end of a queue: what it hands out, and the markers that it writes."""
 
 import asyncio
+import itertools
 import threading
 from datetime import timedelta
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from tests.conftest import eventually
 
 from duetime.connection import librdkafka_properties
 from duetime.errors import ConfigError, InvalidMessage, Reason
@@ -100,6 +102,29 @@ def test_what_nobody_has_begun_when_it_is_closed_is_given_back_uncounted(jobs):
     last = {key: (value, headers) for _, key, value, headers in jobs.markers(4)}
     assert last[MarkerKey(0, 0).encoded()] == (END_VALUE, None)
     assert last[MarkerKey(0, 1).encoded()] == (start_value(0), [(GIVEN_BACK, b"unseen")])
+
+
+def test_what_waits_for_its_turn_is_given_more_time_while_the_worker_is_at_work(jobs):
+    jobs.send("long", "b", "c")
+    messages = iter(jobs.queue(timeout=timedelta(seconds=1)))
+    long = next(messages)
+    long.extend(60)
+    # Begun, and given more time so often that the first is over: none was lost to that.
+    jobs.markers(4 + 2 * 3)
+    assert [next(messages).value for _ in range(2)] == [b"b", b"c"]
+
+
+def test_what_waits_for_a_worker_that_hangs_is_given_back_uncounted_and_it_can_go_on(jobs):
+    jobs.send("hangs", "waits")
+    messages = iter(jobs.queue(timeout=timedelta(seconds=1)))
+    next(messages)
+    waits = MarkerKey(0, 1).encoded()
+    given_back = 0, waits, start_value(0), [(GIVEN_BACK, b"unseen")]
+    # Two are begun; what waits may have got more time before.
+    counts = itertools.count(3)
+    eventually(lambda: given_back in jobs.markers(next(counts)))
+    jobs.send("next")
+    assert next(messages).value == b"next"
 
 
 def test_threads_share_a_queue_and_each_message_comes_to_one_of_them(jobs):

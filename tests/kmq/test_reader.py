@@ -1,12 +1,19 @@
 """What reading keeps to: so many at most, and a batch that failed is not passed over."""
 
+import threading
+import time
+from functools import partial
+
 import pytest
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, TopicPartition
+from tests.conftest import eventually
 
 from duetime.errors import KafkaError
 from duetime.kmq import reader
 from duetime.kmq.breaker import Breaker, BreakerPolicy
+from duetime.kmq.markers import GivenBack
+from duetime.kmq.message import Message
 from duetime.kmq.reader import Reader
 
 
@@ -27,6 +34,21 @@ class Record:
 
     def offset(self):
         return self._offset
+
+    def key(self):
+        return None
+
+    def value(self):
+        return None
+
+    def headers(self):
+        return None
+
+    def timestamp(self):
+        return 1, 0
+
+    def keep(self, now_s):  # noqa: ARG002 (it needs no more time)
+        return True
 
     def give_back(self): ...
 
@@ -63,6 +85,15 @@ class Marking:
 
     def __init__(self, *, fails=True):
         self._fails = fails
+        #: What was written of single messages, by their offsets.
+        self.restarted, self.unseen = [], []
+
+    def restart(self, key, timeout_ms):  # noqa: ARG002 (its own)
+        self.restarted.append(key.offset)
+
+    def give_back(self, key, why, retry_ms):
+        assert (why, retry_ms) == (GivenBack.UNSEEN, 0)
+        self.unseen.append(key.offset)
 
     def start_all(self, keys, timeout_ms):  # noqa: ARG002 (which of them is all the same)
         fails, self._fails = self._fails, False
@@ -137,3 +168,70 @@ def test_no_more_wait_for_a_worker_than_a_batch(waiting, wanted, monkeypatch):
     made._next_batch(made._room())
     assert consumer.asked == [wanted]
     assert len(made._buffer) <= 10
+
+
+TIMEOUT_S = 30.0
+
+
+class Waiting:
+    """A reader's messages of 30 s, which began to wait at its `begun_s`; none is read any more."""
+
+    def __init__(self, count):
+        self.marking, breaker = Marking(), Breaker(BreakerPolicy(), "jobs")
+        make = partial(
+            Message,
+            marking=self.marking,
+            breaker=breaker,
+            timeout_ms=TIMEOUT_S * 1_000,
+            most_ms=10**9,
+        )
+        consumer = Endless()
+        self.reader = Reader(
+            consumer, self.marking, breaker, make, batch=10, timeout_ms=TIMEOUT_S * 1_000
+        )
+        self.reader._hand_over([Record(each) for each in range(count)])
+        self.begun_s = time.monotonic()
+
+    def look_after(self, after_s):
+        self.reader._look_after(self.begun_s + after_s)
+
+
+@pytest.fixture
+def waiting():
+    return Waiting(3)
+
+
+def test_what_waits_is_given_more_time_when_half_is_over_and_again_when_half_of_that_is(waiting):
+    waiting.look_after(14)
+    assert waiting.marking.restarted == []
+    waiting.look_after(19)
+    assert waiting.marking.restarted == [0, 1, 2]
+    waiting.look_after(29)
+    assert waiting.marking.restarted == [0, 1, 2]
+    # The first is taken on what looks like a later day, and its worker asks for an hour.
+    waiting.reader.take().extend(3_600)
+    waiting.look_after(36)
+    assert waiting.marking.restarted == [0, 1, 2, 0, 1, 2]
+
+
+def test_what_waits_is_given_back_where_the_last_work_is_overdue_and_no_worker_asks(waiting):
+    waiting.reader.take().extend(60)
+    waiting.look_after(20)
+    waiting.look_after(40)
+    assert waiting.marking.unseen == []
+    waiting.look_after(61)
+    assert waiting.marking.unseen == [1, 2]
+    assert not waiting.reader.has_some()
+
+
+def test_nothing_is_read_after_that_until_a_worker_asks(waiting):
+    waiting.look_after(31)
+    assert waiting.marking.unseen == [0, 1, 2]
+    assert waiting.reader._room() == 0
+    asking = threading.Thread(target=waiting.reader.wait)
+    asking.start()
+    eventually(waiting.reader._room)
+    # Nothing is taken from a worker that waits, for however long it has.
+    assert not waiting.reader._is_left(waiting.begun_s + 100)
+    waiting.reader._hand_over([Record(3)])
+    asking.join()

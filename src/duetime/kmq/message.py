@@ -10,7 +10,7 @@ from typing import Self
 
 import confluent_kafka
 
-from duetime.errors import InvalidMessage, Reason
+from duetime.errors import InvalidMessage, KafkaError, Reason
 from duetime.kmq.breaker import Breaker
 from duetime.kmq.markers import REDELIVERY_COUNT, GivenBack, MarkerKey, decoded_count
 from duetime.kmq.marking import Marking
@@ -75,26 +75,31 @@ class Message:
         """From now on its work may take so long. Raises InvalidMessage (bad-timeout)."""
         timeout_ms = self._checked_ms(timedelta(seconds=seconds))
         with self._lock:
-            if not self._is_over:
-                self._timeout_ms, self._started_s = timeout_ms, time.monotonic()
-                self._marking.restart(self.place, timeout_ms)
+            self._restart(timeout_ms, time.monotonic())
 
     def give_back(self) -> None:
         """Nobody has worked on it: it is delivered again at once, and that is no new attempt."""
         if self._ends():
             self._marking.give_back(self.place, GivenBack.UNSEEN, 0)
 
-    def is_fresh(self) -> bool:
+    def keep(self, now_s: float) -> bool:
         """Whether there is time for its work. It is given more if half has passed already.
 
         What waited here until its time was over belongs to whoever gets it again.
         """
-        waited_ms = (time.monotonic() - self._started_s) * 1_000
-        if waited_ms >= self._timeout_ms:
-            return False
-        if waited_ms > self._timeout_ms / 2:
-            self.extend(self._timeout_ms / 1_000)
-        return True
+        with self._lock:
+            left_s = self._deadline_s() - now_s
+            if 0 < left_s < self._timeout_ms / 2_000:
+                try:
+                    self._restart(self._timeout_ms, now_s)
+                except KafkaError as error:
+                    log.warning("a message is not given more time error=%s", error)
+        return left_s > 0
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Whether its time is over: who works on it still hangs, or should have asked for more."""
+        with self._lock:
+            return self._deadline_s() <= now_s
 
     def __enter__(self) -> Self:
         return self
@@ -129,6 +134,15 @@ class Message:
         trace: TracebackType | None,
     ) -> bool:
         return self.__exit__(kind, error, trace)
+
+    def _deadline_s(self) -> float:
+        return self._started_s + self._timeout_ms / 1_000
+
+    def _restart(self, timeout_ms: int, now_s: float) -> None:
+        """Under the lock: an end that is told meanwhile is written after it."""
+        if not self._is_over:
+            self._marking.restart(self.place, timeout_ms)
+            self._timeout_ms, self._started_s = timeout_ms, now_s
 
     def _ends(self) -> bool:
         """Whether this is the first to say what became of it."""

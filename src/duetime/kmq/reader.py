@@ -4,13 +4,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import confluent_kafka
 from confluent_kafka import TopicPartition
 
 from duetime.errors import KafkaError
+from duetime.kmq.batch import firsts, lasts, readable
 from duetime.kmq.breaker import Breaker
 from duetime.kmq.marking import Marking
 from duetime.kmq.message import MakeMessage, Message, place_of
@@ -26,9 +26,16 @@ FULL_S = 1.0
 #: How long to wait after something went wrong, in seconds.
 AGAIN_S = 1.0
 
+#: So often within a time-out is looked whether what waits needs more time.
+LOOKS = 8
+
 
 class Reader:
-    """Keeps a small buffer of messages that are ours: marked as begun, and committed."""
+    """Keeps a small buffer of messages that are ours: marked as begun, and committed.
+
+    While workers are at work, what waits for its turn is given more time. Where they hang, it is
+    given back, and nothing is read until one asks: what nobody has seen is no attempt.
+    """
 
     def __init__(  # noqa: PLR0913 (what it works with, and two figures)
         self,
@@ -41,12 +48,20 @@ class Reader:
         timeout_ms: int,
     ) -> None:
         self._consumer, self._marking, self._breaker = consumer, marking, breaker
-        self._make, self._batch, self._timeout_ms = make, batch, timeout_ms
+        self._make, self._batch, self._timeout_s = make, batch, timeout_ms / 1_000
+        self._timeout_ms = timeout_ms
         self._buffer: deque[Message] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._failed: Exception | None = None
         self._paused = False
+        #: What was handed to a worker last, and when one asked for more.
+        self._taken: Message | None = None
+        self._asked_s = self._looked_s = time.monotonic()
+        #: How many workers wait for a message now.
+        self._waiting = 0
+        #: Whether one has asked since what waited was given back.
+        self._is_wanted = True
         self._thread = threading.Thread(target=self._run, name="kmq-reader", daemon=True)
 
     def start(self) -> None:
@@ -57,9 +72,10 @@ class Reader:
         """The next message, if one is there."""
         with self._changed:
             while self._buffer:
-                message = self._buffer.popleft()
+                message, self._asked_s = self._buffer.popleft(), time.monotonic()
                 self._changed.notify_all()
-                if message.is_fresh():
+                if message.keep(self._asked_s):
+                    self._taken = message
                     return message
         return None
 
@@ -73,7 +89,13 @@ class Reader:
         Raises KafkaError where reading has failed for good.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._buffer or self._is_over())
+            self._is_wanted = True
+            self._waiting += 1
+            try:
+                self._changed.wait_for(lambda: self._buffer or self._is_over())
+            finally:
+                self._waiting -= 1
+                self._asked_s = time.monotonic()
             if self._failed and not self._buffer:
                 raise KafkaError(f"the queue cannot be read: {self._failed}") from self._failed
             return bool(self._buffer) or not self._is_over()
@@ -87,15 +109,16 @@ class Reader:
             self._changed.notify_all()
         self._thread.join()
         with self._changed:
-            for message in self._buffer:
-                message.give_back()
+            waiting = list(self._buffer)
             self._buffer.clear()
+        _give_back(waiting)
         self._consumer.close()
 
     def _run(self) -> None:
         try:
             while not self._closing:
                 self._next_batch(self._room())
+                self._look_after(time.monotonic())
         except Exception as error:  # noqa: BLE001 (whatever it was, whoever waits is told)
             self._failed = error
         with self._changed:
@@ -104,8 +127,10 @@ class Reader:
     def _room(self) -> int:
         """How many messages to read now; 0 while workers have enough, or the breaker is open."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_room() or self._closing, FULL_S)
-            room = self._batch - len(self._buffer) if self._has_room() else 0
+            wait_s = min(FULL_S, self._timeout_s / LOOKS)
+            self._changed.wait_for(lambda: self._has_room() or self._closing, wait_s)
+            is_room = self._has_room() and self._is_wanted
+            room = self._batch - len(self._buffer) if is_room else 0
         if self._closing or not room:
             return 0
         return min(self._breaker.room(self._batch), room)
@@ -134,7 +159,7 @@ class Reader:
         """1. Read; where there is no room, only take part in the group."""
         self._pause(room == 0)
         # A partition that we just got is not paused: one of its messages may come anyway.
-        return _readable(self._consumer.consume(max(room, 1), timeout=POLL_S))
+        return readable(self._consumer.consume(max(room, 1), timeout=POLL_S))
 
     def _start(self, records: Sequence[confluent_kafka.Message]) -> None:
         """2. Write their start markers, and wait for them."""
@@ -143,7 +168,7 @@ class Reader:
 
     def _commit(self, records: Sequence[confluent_kafka.Message]) -> None:
         """3. Commit: from here on they are ours, whoever gets the partition."""
-        ends = [TopicPartition(*place, offset + 1) for place, offset in _lasts(records).items()]
+        ends = [TopicPartition(*place, offset + 1) for place, offset in lasts(records).items()]
         for one in self._consumer.commit(offsets=ends, asynchronous=False) if ends else ():
             if one.error is not None:
                 raise confluent_kafka.KafkaException(one.error)
@@ -154,9 +179,32 @@ class Reader:
             self._buffer.extend(map(self._make, records))
             self._changed.notify_all()
 
+    def _look_after(self, now_s: float) -> None:
+        """Now and then: give what waits here more time or, where workers hang, give it back."""
+        if now_s < self._looked_s + self._timeout_s / LOOKS:
+            return
+        self._looked_s = now_s
+        with self._changed:
+            waiting, is_left = list(self._buffer), self._is_left(now_s)
+            if is_left:
+                # Under the lock: who asks from now on is heard.
+                self._buffer.clear()
+                self._is_wanted = False
+        if is_left:
+            _give_back(waiting)
+        else:
+            for message in waiting:
+                message.keep(now_s)
+
+    def _is_left(self, now_s: float) -> bool:
+        """Whether no worker asks for what waits, and what was taken last is over its time."""
+        if self._waiting or now_s < self._asked_s + self._timeout_s:
+            return False
+        return self._taken is None or self._taken.is_overdue(now_s)
+
     def _read_again(self, records: Sequence[confluent_kafka.Message]) -> None:
         """Go back to before these. Raises KafkaError where that cannot be done."""
-        for place, offset in _firsts(records).items():
+        for place, offset in firsts(records).items():
             self._seek(TopicPartition(*place, offset))
         time.sleep(AGAIN_S)
 
@@ -181,20 +229,10 @@ class Reader:
         return self._closing or self._failed is not None
 
 
-def _readable(records: Sequence[confluent_kafka.Message]) -> list[confluent_kafka.Message]:
-    """Those that are messages. Raises KafkaError for an error that will not pass."""
-    for each in records:
-        error: Any = each.error()
-        if error is not None and error.fatal():
-            raise KafkaError(str(error.str()))
-        if error is not None:
-            log.warning("the queue was not read error=%s", error.str())
-    return [each for each in records if each.error() is None]
-
-
-def _lasts(records: Sequence[confluent_kafka.Message]) -> Mapping[tuple[str, int], int]:
-    return {(each.topic() or "", each.partition() or 0): each.offset() or 0 for each in records}
-
-
-def _firsts(records: Sequence[confluent_kafka.Message]) -> Mapping[tuple[str, int], int]:
-    return _lasts(list(reversed(records)))
+def _give_back(waiting: Iterable[Message]) -> None:
+    for message in waiting:
+        try:
+            message.give_back()
+        except KafkaError as error:
+            # It comes again after its time-out.
+            log.warning("a message is not given back error=%s", error)
