@@ -35,3 +35,8 @@ def enqueue(  # noqa: PLR0913 (a record has as many parts)
             producer.poll(FULL_QUEUE_S)
         else:
             return
+
+
+def is_fatal(error: KafkaError) -> bool:
+    """Whether the client has failed for good: it takes nothing any more."""
+    return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 (its public name)
