@@ -3,16 +3,21 @@
 import asyncio
 from datetime import timedelta
 
+import httpx
 import pytest
 from confluent_kafka.admin import AdminClient
-from tests.api.conftest import NOWHERE
+from tests.api.conftest import NOWHERE, Running, alike
 from tests.api.test_dispatcher import ListedKafka, post
+from tests.api.test_spool import await_drained, everything_taken_in
 from tests.conftest import configure, eventually
 
+from duetime.admin import create_topics
+from duetime.api.address import url
 from duetime.api.async_producer import POLL_S, QUIET_LOOKS, SELDOM_S, AsyncProducer, pause_s
 from duetime.client import Producer
 from duetime.connection import librdkafka_properties
 from duetime.errors import ClientFailed
+from duetime.local.broker import LocalBroker
 
 
 class FailingKafka(ListedKafka):
@@ -116,6 +121,64 @@ def test_whatever_is_handed_over_is_looked_for_often_again(kafka):  # noqa: ARG0
         assert producer._quiet_looks == 0
 
     asyncio.run(run())
+
+
+#: How many records the client has room for.
+ROOM = 3
+
+
+def with_room(settings):
+    """The same, of a client that has room for so many records alone."""
+    few = {"queue.buffering.max.messages": ROOM}
+    return settings.model_copy(update={"librdkafka_properties": few})
+
+
+def test_a_client_without_room_holds_up_nobody(serving):
+    client = serving(with_room(NOWHERE))
+    names = [f"m{each}" for each in range(9)]
+    assert post(client, *names).status_code == 202
+    assert client.get("/healthz", timeout=5).status_code == 200
+    told = post(client, "last").json()["messages"][0]
+    assert client.get(f"/v1/messages/{told['id']}").json()["id"] == told["id"]
+
+
+def test_what_the_client_has_no_room_for_comes_once_and_behind_what_it_has(
+    serving, kafka, monkeypatch
+):
+    offered = FailingKafka.offer
+    monkeypatch.setattr(
+        FailingKafka,
+        "offer",
+        lambda self, *record: len(self._waiting) < ROOM and offered(self, *record),
+    )
+    client = serving(NOWHERE)
+    names = [f"m{each}" for each in range(9)]
+    assert post(client, *names).status_code == 202
+    assert post(client, "last").status_code == 202
+    kafka.is_open.set()
+
+    eventually(lambda: kafka.arrived[-1:] == ["last"])
+    assert kafka.arrived == [*names, "last"]
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_messages_of_a_small_client_come_in_order_when_the_broker_is_back(tmp_path):
+    with LocalBroker(tmp_path / "kafka") as broker:
+        at_broker = with_room(NOWHERE.model_copy(update={"bootstrap": broker.bootstrap}))
+        settings = alike(at_broker, tmp_path)
+        create_topics(settings)
+        running = Running(settings)
+        with httpx.Client(base_url=url(settings), timeout=30) as client:
+            broker.stop()
+            # All of one key, and so of one partition.
+            assert post(client, *[f"m{each}" for each in range(20)], key="k").status_code == 202
+            assert post(client, "last", key="k").status_code == 202
+            broker.start()
+            await_drained(settings)
+        running.stop()
+        arrived = everything_taken_in(settings)
+    assert arrived == [*(f"m{each}" for each in range(20)), "last"]
 
 
 @pytest.mark.system

@@ -13,6 +13,7 @@ from tests.conftest import eventually
 from duetime.api.dispatcher import Dispatcher
 from duetime.api.readback import arrived
 from duetime.api.spool import Spool
+from duetime.api.submission import Submission
 from duetime.client import Producer as Client
 from duetime.clock import SystemClock
 from duetime.connection import librdkafka_properties
@@ -60,7 +61,7 @@ def test_what_is_spooled_meanwhile_and_arrives_is_not_sent_again(kafka, tmp_path
             await until(lambda: "the spool waits" in caplog.text)
             # Handed over before the others were spooled, and spooled after them.
             under_way = dispatcher._producer.hand_over([late])
-            await dispatcher._put([late], clock.now_ms(), under_way)
+            await dispatcher._spooled_by(Submission(), [late], clock.now_ms(), under_way)
             kafka.report(arriving)
             await until(lambda: len(dispatcher._arriving) < 2)
             # It is still waited for, before anything is read back and sent again.

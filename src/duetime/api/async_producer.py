@@ -12,10 +12,10 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from duetime.api.producer_batch import ProducerBatch
+from duetime.api.producer_batch import ProducerBatch, Refusals
 from duetime.client import Producer
 from duetime.config import Settings
-from duetime.errors import ClientFailed, KafkaError
+from duetime.errors import ClientFailed, KafkaError, RecordRefused
 from duetime.outgoing import Outgoing
 
 log = logging.getLogger(__name__)
@@ -46,15 +46,31 @@ class AsyncProducer:
         #: How often in a row no report was seen.
         self._quiet_looks = 0
 
+    async def sent(self, records: Sequence[Outgoing]) -> Refusals:
+        """Which of them Kafka refuses, once all are reported; waits for room. Raises KafkaError."""
+        refused = dict[str, RecordRefused]()
+        while records:
+            batch = self.hand_over(records)
+            refused |= await batch.arrived
+            if len(batch.rest) == len(records):
+                await asyncio.sleep(SELDOM_S)
+            records = batch.rest
+        return refused
+
     def hand_over(self, records: Sequence[Outgoing]) -> ProducerBatch:
-        """What ends when all are reported."""
+        """What ends when all are reported that the client has room for; the rest it has not.
+
+        It never waits: everybody would wait with it, for as long as Kafka is away.
+        """
         batch = ProducerBatch(records)
         self._under_way.add(batch)
         batch.arrived.add_done_callback(lambda _: self._under_way.discard(batch))
         self._quiet_looks = 0
-        for record in records:
+        for index, record in enumerate(records):
             try:
-                self._producer.send(record, batch.reported)
+                if not self._producer.offer(record, batch.reported):
+                    batch.leave(len(records) - index)
+                    break
             except ClientFailed as error:
                 self._replace(error)
                 break

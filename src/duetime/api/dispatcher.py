@@ -3,6 +3,7 @@
 ```
 nothing is spooled    -> Kafka's client -> acknowledged within 1 s: Kafka has it
                                         -> not: spooled as taken; the client goes on trying
+                                        -> has no room for it: spooled
 something is spooled  -> spool          -> drained in order, once what is before it has arrived
 ```
 The client tries for ever, and sends each record once (idempotence): so this process hears whether a
@@ -27,7 +28,7 @@ from duetime.api.producer_batch import ProducerBatch, Refusals
 from duetime.api.readback import arrived
 from duetime.api.spool import AT_ONCE_BYTES, Spool, Spooled, SpoolFull, apart
 from duetime.api.spool_claim import SpoolClaim
-from duetime.api.spool_thread import SpoolThread
+from duetime.api.spool_thread import Part, SpoolThread
 from duetime.api.submission import Submission
 from duetime.clock import Clock
 from duetime.config import Settings
@@ -165,8 +166,10 @@ class Dispatcher:
             return None
         taken_ms, batch = self._clock.now_ms(), self._producer.hand_over(records)
         submission.handed_over(batch)
-        await asyncio.wait({batch.arrived}, timeout=ACKNOWLEDGE_S)
-        if batch.is_lost or not batch.arrived.done():
+        if not batch.rest:
+            await asyncio.wait({batch.arrived}, timeout=ACKNOWLEDGE_S)
+        # What there is no room for is behind those, and before all that comes from here on.
+        if batch.rest or batch.is_lost or not batch.arrived.done():
             await self._spooled_by(submission, records, taken_ms, batch)
             return None
         refused = batch.arrived.result()
@@ -192,9 +195,18 @@ class Dispatcher:
         batch: ProducerBatch | None = None,
     ) -> None:
         """To the end, also where the request's time is up: what is put must be followed."""
+        self._begin_to_put()
         writing = asyncio.create_task(self._put(records, taken_ms, batch))
         submission.written(writing, records)
         await asyncio.shield(writing)
+
+    def _begin_to_put(self) -> None:
+        """From here on, what comes has to queue."""
+        if not self._spooling:
+            log.warning("Kafka does not answer: what is accepted goes into the spool")
+        self._spooling = True
+        self._emptied.clear()
+        self._putting += 1
 
     async def _put(
         self,
@@ -203,15 +215,11 @@ class Dispatcher:
         batch: ProducerBatch | None = None,
     ) -> None:
         """Spool them. Those that are arriving, in a batch, are taken out when they have."""
-        if not self._spooling:
-            log.warning("Kafka does not answer: what is accepted goes into the spool")
-        self._spooling = True
-        self._emptied.clear()
-        self._putting += 1
+        handed, rest = (batch.records, batch.rest) if batch else ((), records)
         numbers: Sequence[int] = ()
         try:
             self._claim.require()
-            numbers = await self._thread.keep(records, taken_ms)
+            numbers, more = await self._thread.keep(Part(handed, taken_ms), Part(rest))
         except SpoolFull:
             self.is_full = True
             raise
@@ -225,7 +233,7 @@ class Dispatcher:
             self._filled.set()
         self.is_full = False
         API_MESSAGES.labels("spool").inc(len(records))
-        API_SPOOLED.inc(len(numbers))
+        API_SPOOLED.inc(len(numbers) + len(more))
 
     async def _drain(self) -> None:
         """Hand over what is spooled, in order, for as long as there is any; again and again."""
@@ -259,7 +267,7 @@ class Dispatcher:
         size = sum(each.size_bytes for each in taken)
         self._ending = len(taken) < FEW and size < AT_ONCE_BYTES
         if taken:
-            refused = await self._producer.hand_over([each.record for each in taken]).arrived
+            refused = await self._producer.sent([each.record for each in taken])
             there = [each.number for each in taken if str(each.record.id) not in refused]
             await self._remove(there)
             await self._set_aside([each for each in taken if str(each.record.id) in refused])
@@ -272,7 +280,7 @@ class Dispatcher:
     async def _set_aside(self, refused: Sequence[Spooled]) -> None:
         """Those that are refused alone, too: they would hold up all that is behind them."""
         for each in refused:
-            again = await self._producer.hand_over([each.record]).arrived
+            again = await self._producer.sent([each.record])
             if not again:
                 await self._remove([each.number])
                 continue

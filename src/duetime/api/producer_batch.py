@@ -18,6 +18,8 @@ class ProducerBatch:
 
     def __init__(self, records: Sequence[Outgoing]) -> None:
         self.records = records
+        #: The last of them, for which the client had no room: they were not handed over.
+        self.rest: Sequence[Outgoing] = ()
         self.arrived: asyncio.Future[Refusals] = asyncio.get_running_loop().create_future()
         self._left = len(records)
         self._refused: dict[str, RecordRefused] = {}
@@ -35,6 +37,13 @@ class ProducerBatch:
         missing = self._refused.keys() | self._failed.keys()
         return [each for each in self.records if str(each.id) not in missing]
 
+    def leave(self, count: int) -> None:
+        """The client has no room for the last ones, so many: nobody will report them."""
+        handed = len(self.records) - count
+        self.records, self.rest = self.records[:handed], self.records[handed:]
+        self._left -= count
+        self._end_if_all_reported()
+
     def reported(self, error: KafkaError | None, id: str) -> None:  # noqa: A002 (what all call it)
         """One of them has arrived, or will not."""
         if isinstance(error, RecordRefused):
@@ -42,6 +51,13 @@ class ProducerBatch:
         elif error:
             self._failed[id] = error
         self._left -= 1
+        self._end_if_all_reported()
+
+    def lose(self, error: ClientFailed) -> None:
+        """There are no reports to come."""
+        self._end(error)
+
+    def _end_if_all_reported(self) -> None:
         if self._left:
             return
         if self._failed:
@@ -49,10 +65,6 @@ class ProducerBatch:
         # Who waited may have gone.
         elif not self.arrived.done():
             self.arrived.set_result(self._refused)
-
-    def lose(self, error: ClientFailed) -> None:
-        """There are no reports to come."""
-        self._end(error)
 
     def _end(self, error: KafkaError) -> None:
         if not self.arrived.done():

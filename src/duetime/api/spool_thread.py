@@ -13,12 +13,18 @@ from duetime.outgoing import Outgoing
 _Done = TypeVar("_Done")
 
 
-class Put(NamedTuple):
-    """What one request has for the spool, and the numbers that it gets there."""
+class Part(NamedTuple):
+    """Records for the spool; and when they were handed to Kafka's client, if they were."""
 
     records: Sequence[Outgoing]
-    taken_ms: int | None
-    numbers: "Future[list[int]]"
+    taken_ms: int | None = None
+
+
+class Put(NamedTuple):
+    """What one request has for the spool, and the numbers that each part gets there."""
+
+    parts: Sequence[Part]
+    numbers: "Future[list[list[int]]]"
 
 
 class SpoolThread:
@@ -36,9 +42,9 @@ class SpoolThread:
         except sqlite3.Error as error:
             raise failed(error) from error
 
-    async def keep(self, records: Sequence[Outgoing], taken_ms: int | None) -> list[int]:
-        """As `Spool.put`."""
-        put = Put(records, taken_ms, Future())
+    async def keep(self, *parts: Part) -> list[list[int]]:
+        """As `Spool.put_all`: all of them, or none."""
+        put = Put(parts, Future())
         self._puts.append(put)
         self._executor.submit(self._keep)
         return await asyncio.wrap_future(put.numbers)
@@ -52,10 +58,10 @@ class SpoolThread:
         """In the thread: one write to the disk for all that came during the last one."""
         puts = [self._puts.popleft() for _ in range(len(self._puts))]
         try:
-            kept = self._spool.put_all([(each.records, each.taken_ms) for each in puts])
+            kept = iter(self._spool.put_all([part for put in puts for part in put.parts]))
         except Exception as error:  # noqa: BLE001 (whoever waits is to hear of it)
             for put in puts:
                 put.numbers.set_exception(error)
             return
-        for put, numbers in zip(puts, kept, strict=True):
-            put.numbers.set_result(numbers)
+        for put in puts:
+            put.numbers.set_result([next(kept) for _ in put.parts])
