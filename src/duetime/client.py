@@ -44,7 +44,7 @@ from duetime.outgoing import (
     due_time_ms,
     new_unique,
 )
-from duetime.producing import enqueue
+from duetime.producing import FULL_QUEUE_S
 from duetime.recurrence import Recurrence
 from duetime.recurring import record_of
 from duetime.topics import OVERHEAD_BYTES
@@ -181,18 +181,25 @@ class Producer:
 
     def send(self, record: Outgoing, on_delivery: OnDelivery | None = None) -> None:
         """Send a record that is made already; as `produce`, but reports wait for `poll`."""
+        while not self.offer(record, on_delivery):
+            self.poll(FULL_QUEUE_S)
+
+    def offer(self, record: Outgoing, on_delivery: OnDelivery | None = None) -> bool:
+        """The same without waiting: returns whether there was room in the local queue."""
         try:
-            enqueue(
-                self._producer,
+            self._producer.produce(
                 record.topic,
                 value=record.value,
                 key=record.key,
-                headers=record.headers,
+                headers=list(record.headers),
                 partition=ANY_PARTITION if record.partition is None else record.partition,
                 on_delivery=self._reporter(str(record.id), on_delivery),
             )
+        except BufferError:
+            return False
         except confluent_kafka.KafkaException as error:
             raise undelivered_error(str(record.id), error.args[0]) from error
+        return True
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Call the delivery reports that have come in, as `produce` does; returns how many.
