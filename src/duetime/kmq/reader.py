@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import confluent_kafka
 from confluent_kafka import TopicPartition
 
-from duetime.errors import KafkaError
+from duetime.errors import ClientFailed, KafkaError
 from duetime.kmq.batch import firsts, lasts, readable
 from duetime.kmq.breaker import Breaker
 from duetime.kmq.marking import Marking
@@ -55,6 +55,8 @@ class Reader:
         self._closing = False
         self._failed: Exception | None = None
         self._paused = False
+        #: Whether the last batch of markers ended the client that wrote it.
+        self._client_failed = False
         #: What was handed to a worker last, and when one asked for more.
         self._taken: Message | None = None
         self._asked_s = self._looked_s = time.monotonic()
@@ -148,12 +150,19 @@ class Reader:
             self._start(records)
             self._commit(records)
         except (KafkaError, confluent_kafka.KafkaException) as error:
+            self._tolerate(error)
             log.warning("a batch is read again messages=%d error=%s", len(records), error)
             self._read_again(records)
             records = []
         self._hand_over(records)
         if room and not records:
             self._breaker.cancel_test()
+
+    def _tolerate(self, error: Exception) -> None:
+        """Go on after this; but what ends two clients in a row ends each. Raises ClientFailed."""
+        is_again, self._client_failed = self._client_failed, isinstance(error, ClientFailed)
+        if is_again and self._client_failed:
+            raise error
 
     def _read(self, room: int) -> list[confluent_kafka.Message]:
         """1. Read; where there is no room, only take part in the group."""
@@ -165,6 +174,7 @@ class Reader:
         """2. Write their start markers, and wait for them."""
         if records:
             self._marking.start_all([place_of(each) for each in records], self._timeout_ms)
+            self._client_failed = False
 
     def _commit(self, records: Sequence[confluent_kafka.Message]) -> None:
         """3. Commit: from here on they are ours, whoever gets the partition."""
