@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.api.conftest import NOWHERE, problem_of
@@ -11,6 +12,7 @@ from tests.api.test_dispatcher import post
 from tests.api.test_read_back import kafka as reported
 from tests.api.test_read_back import until
 from tests.api.test_spool import MIB
+from tests.api.test_tokens import ALL, SHOP, limited
 from tests.conftest import eventually
 
 from duetime.api.dispatcher import Dispatcher
@@ -82,6 +84,28 @@ def test_a_message_that_was_cancelled_is_not_taken_again(serving, listed):  # no
     assert problem_of(post(client, "gone")) == (409, "id-taken")
     assert problem_of(post(client, "new", "gone")) == (409, "id-taken")
     assert post(client, "new").status_code == 202
+
+
+def test_callers_call_their_messages_as_they_like_but_for_those_of_one_instant(serving, listed):
+    listed.is_open.set()
+    client = serving(limited(NOWHERE))
+    due = {"in": None, "at": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}
+
+    def status(token, name, **parts):
+        client.headers["Authorization"] = f"Bearer {token}"
+        return post(client, name, **parts).status_code
+
+    assert status(SHOP, "x", topic="orders-eu") == 201
+    assert status(ALL, "x", topic="invoices", **{"in": "2h"}) == 201
+    # Each has its own answer again, and none for another message.
+    assert status(SHOP, "x", topic="orders-eu") == 201
+    assert status(SHOP, "x", topic="orders-us") == 409
+    assert listed.arrived == ["x", "x"]
+
+    assert status(SHOP, "y", topic="orders-eu", **due) == 201
+    # The wheel would keep one of the two.
+    assert status(ALL, "y", topic="invoices", **due) == 409
+    assert status(ALL, "y", topic="orders-eu", **due) == 201
 
 
 class Tries:

@@ -5,6 +5,9 @@ A second try that comes while the first is under way waits for it, and sends onl
 Kept in memory, for the latest ids of this process. Beyond that the id itself helps: with the same
 `at`, it is the same message, and is delivered once if it still waits. A series is not kept: another
 definition takes its place, and the same one changes nothing.
+
+What one caller calls its messages is no business of another's. But of an id and an instant the
+wheel keeps one message, whosesoever it is: another caller's is refused, where that is known here.
 """
 
 import asyncio
@@ -12,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 from duetime.api.dispatcher import Dispatcher
 from duetime.api.latest import Latest
@@ -22,7 +25,9 @@ from duetime.api.submission import Submission
 from duetime.message import DUE_AT_MS, MessageId
 from duetime.outgoing import Outgoing
 
-#: How many ids are remembered: some 400 bytes each.
+_Name = TypeVar("_Name")
+
+#: How many ids are remembered: some 600 bytes each.
 MOST = 100_000
 
 
@@ -44,7 +49,8 @@ class Known:
 class Sending:
     """What one request sends, in the block of `Keys.sending`."""
 
-    def __init__(self, records: Sequence[Outgoing]) -> None:
+    def __init__(self, caller: str, records: Sequence[Outgoing]) -> None:
+        self.caller = caller
         #: Each of its messages, as it is answered.
         self.records = records
         #: Each that is not taken yet, once.
@@ -100,16 +106,22 @@ class Keys:
     """The latest ids of senders. In the event loop."""
 
     def __init__(self, most: int = MOST) -> None:
-        self._known: Latest[str, Known] = Latest(most)
+        #: By who called them so.
+        self._known: Latest[tuple[str, str], Known] = Latest(most)
+        #: By their full ids; the first of each.
+        self._firsts: Latest[str, Known] = Latest(most)
 
-    def due_ms(self, message: NewMessage) -> int | None:
-        """When the message with its id was due at its first try; None at that."""
-        known = self._known.get(message.id or "")
+    def due_ms(self, message: NewMessage, caller: str = "") -> int | None:
+        """When this caller's message with its id was due at its first try; None at that."""
+        known = self._known.get((caller, message.id or ""))
         return known.due_ms if known else None
 
     @asynccontextmanager
     async def sending(
-        self, messages: Sequence[NewMessage], make: Callable[[], Sequence[Outgoing]]
+        self,
+        messages: Sequence[NewMessage],
+        make: Callable[[], Sequence[Outgoing]],
+        caller: str = "",
     ) -> AsyncIterator[Sending]:
         """Gives what is to be sent: send it before the block ends.
 
@@ -118,9 +130,9 @@ class Keys:
         """
         # All of them are claimed together, and none while others are waited for: no two tries can
         # wait for each other. Nothing else may run from here to the claim.
-        while ended := self._under_way(messages):
+        while ended := self._under_way(messages, caller):
             await ended.wait()
-        sending = Sending(make())
+        sending = Sending(caller, make())
         try:
             self._claim(messages, sending)
             yield sending
@@ -129,13 +141,12 @@ class Keys:
 
     def set_aside(self, id: MessageId) -> None:  # noqa: A002 (what all call it)
         """Kafka refuses what the spool has taken: another try is to be sent."""
-        known = self._known.get(id.unique)
-        if known and known.due_ms == id.due_ms:
+        if known := self._firsts.get(str(id)):
             known.in_kafka = None
 
-    def _under_way(self, messages: Iterable[NewMessage]) -> asyncio.Event | None:
+    def _under_way(self, messages: Iterable[NewMessage], caller: str) -> asyncio.Event | None:
         """The end of another try that sends any of these."""
-        known = (self._known.get(each.id) for each in messages if each.id)
+        known = (self._known.get((caller, each.id)) for each in messages if each.id)
         return next((each.ended for each in known if each and each.ended), None)
 
     def _claim(self, messages: Iterable[NewMessage], sending: Sending) -> None:
@@ -147,11 +158,19 @@ class Keys:
             known = Known(print=_print(message, record), due_ms=record.id.due_ms)
             if own.setdefault(message.id, known).print != known.print:
                 raise IdTaken(f"id {message.id} is that of two messages: give each its own")
-            if self._known.get(message.id, known).print != known.print:
+            name = sending.caller, message.id
+            earlier = self._known.get(name, known), self._firsts.get(str(record.id), known)
+            if any(each.print != known.print for each in earlier):
                 raise IdTaken(f"id {message.id} was another message's a while ago: choose another")
         for record in sending.records:
             mine = own.get(record.id.unique)
-            sending.add(record, mine and self._known.setdefault(record.id.unique, mine))
+            sending.add(record, mine and self._noted(sending.caller, record, mine))
+
+    def _noted(self, caller: str, record: Outgoing, known: Known) -> Known:
+        """The one that is remembered of this caller's: this, or that of an earlier try."""
+        if record.series is None:
+            self._firsts.setdefault(str(record.id), known)
+        return self._known.setdefault((caller, record.id.unique), known)
 
     def _end_when_decided(self, sending: Sending) -> None:
         """What nobody has taken may still be: a second try waits until that is known."""
@@ -165,9 +184,15 @@ class Keys:
         sending.end()
         for record, known in sending.claimed:
             is_over = record.series is not None or not known.is_begun
-            # It may be forgotten already, and another be called so.
-            if is_over and self._known.get(record.id.unique) is known:
-                del self._known[record.id.unique]
+            if is_over:
+                _forget(self._known, (sending.caller, record.id.unique), known)
+                _forget(self._firsts, str(record.id), known)
+
+
+def _forget(latest: "Latest[_Name, Known]", name: _Name, known: Known) -> None:
+    # It may be forgotten already, and another be called so.
+    if latest.get(name) is known:
+        del latest[name]
 
 
 def _print(message: NewMessage, record: Outgoing) -> bytes:

@@ -112,7 +112,7 @@ async def schedule(wanted: Wanted, services: AtCounting, caller: ByCaller) -> JS
     """
     messages = wanted if isinstance(wanted, list) else [wanted]
     async with services.keys.sending(
-        messages, lambda: _records(messages, services, caller)
+        messages, lambda: _records(messages, services, caller), caller.name
     ) as sending:
         caller.spend(len(messages))
         names = {each.series for each in sending.records if each.series}
@@ -199,9 +199,8 @@ def _records(wanted: Sequence[NewMessage], services: Services, caller: Caller) -
     records, errors, now_ms = [], dict[int, InvalidMessage](), services.clock.now_ms()
     for index, (each, drawn) in enumerate(zip(wanted, new_uniques(len(wanted)), strict=True)):
         try:
-            records.append(
-                each.record(services.settings, now_ms, services.keys.due_ms(each), drawn)
-            )
+            due_ms = services.keys.due_ms(each, caller.name)
+            records.append(each.record(services.settings, now_ms, due_ms, drawn))
         except InvalidMessage as error:
             errors[index] = error
     if errors:
