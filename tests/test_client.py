@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from tests.conftest import SetClock
+from tests.conftest import SetClock, eventually
 
 from duetime.client import Producer
 from duetime.connection import librdkafka_properties
@@ -158,6 +158,69 @@ def test_a_failed_delivery_is_reported_with_what_to_do():
     assert reported == full_id
     assert isinstance(error, KafkaError)
     assert "send it again with the same id" in str(error)
+
+
+def test_who_only_produces_hears_of_what_became_of_earlier_messages():
+    reports = []
+
+    def is_told():
+        # Its own report comes in later.
+        producer.produce("orders", in_=timedelta(0), on_delivery=lambda *_: None)
+        return reports
+
+    producer = Producer(**NOWHERE)
+    producer.produce("orders", in_=timedelta(0), on_delivery=lambda *each: reports.append(each))
+    ((error, _),) = eventually(is_told)
+    assert isinstance(error, KafkaError)
+    producer.flush()
+
+
+def test_a_report_that_sends_again_may_do_so_for_any_number_of_messages():
+    reports = []
+
+    def again(error, _):
+        reports.append(error)
+        if len(reports) <= 3_000:
+            producer.produce("orders", in_=timedelta(0), on_delivery=again)
+
+    # All fail at once.
+    producer = Producer(**NOWHERE)
+    for _ in range(3_000):
+        producer.produce("orders", in_=timedelta(0), on_delivery=again)
+    producer.flush()
+    assert len(reports) == 6_000
+
+
+def test_a_report_that_finds_no_room_for_another_message_is_told_so():
+    raised, one = [], {"queue.buffering.max.messages": 1}
+
+    def send():
+        producer.produce("orders", in_=timedelta(0), on_delivery=lambda *_: None)
+
+    def again(*_):
+        # What is reported takes up the room until its report has returned.
+        with pytest.raises(KafkaError, match="cannot wait for others") as refused:
+            send()
+        raised.append(refused.value)
+
+    producer = Producer(**NOWHERE | one)
+    producer.produce("orders", in_=timedelta(0), on_delivery=again)
+    producer.flush()
+    assert len(raised) == 1
+
+
+def test_a_report_that_waits_for_others_is_told_that_it_cannot():
+    raised = []
+
+    def wait(*_):
+        with pytest.raises(KafkaError, match="cannot wait for others") as refused:
+            producer.poll()
+        raised.append(refused.value)
+
+    producer = Producer(**NOWHERE)
+    producer.produce("orders", in_=timedelta(0), on_delivery=wait)
+    producer.flush()
+    assert len(raised) == 1
 
 
 def test_a_failed_delivery_that_nobody_was_told_of_raises_at_the_end():

@@ -44,7 +44,7 @@ from duetime.outgoing import (
     due_time_ms,
     new_unique,
 )
-from duetime.producing import FULL_QUEUE_S
+from duetime.producing import FULL_QUEUE_S, is_fatal
 from duetime.recurrence import Recurrence
 from duetime.recurring import record_of
 from duetime.topics import OVERHEAD_BYTES
@@ -102,6 +102,8 @@ class Producer:
         self._known_delayed: set[str] = set()
         self._producer = confluent_kafka.Producer(producer_properties(self._settings) | librdkafka)
         self._lock = threading.Lock()
+        #: Whether this thread is in a report.
+        self._in_report = threading.local()
         self._unreported = 0
 
     def produce(  # noqa: PLR0913 (a message has as many parts)
@@ -134,9 +136,11 @@ class Producer:
         and what is returned is its name, the `id`. Sent again under that name, it takes the place
         of the series that there is.
 
-        Returns before the record has arrived: see `on_delivery` and `flush`. Waits while the local
-        queue is full. Raises InvalidMessage, whose `reason` says what cannot be taken, and
-        KafkaError where the client has failed for good.
+        Returns before the record has arrived: see `on_delivery` and `flush`. Calls the reports of
+        earlier ones that have come in; what they raise is raised, and the record is on its way
+        then. Waits while the local queue is full; where a report sends, it raises KafkaError
+        instead. Raises InvalidMessage, whose `reason` says what cannot be taken, and KafkaError
+        where the client has failed for good.
         """
         wanted = Wanted(
             topic=topic,
@@ -166,6 +170,7 @@ class Producer:
             due_ms = due_time_ms(at, in_, now_ms, deliver_after)
             record = self._delayed(wanted, due_ms, now_ms, unique)
         self.send(record, on_delivery)
+        self._serve()
         return record.name
 
     def cancel(self, id: str, on_delivery: OnDelivery | None = None) -> None:  # noqa: A002
@@ -177,7 +182,7 @@ class Producer:
         identity = MessageId.parse(id)
         check_not_too_late(identity, self._settings, self._clock.now_ms())
         self.send(cancelled(identity, self._settings), on_delivery)
-        self.poll()
+        self._serve()
 
     def send(self, record: Outgoing, on_delivery: OnDelivery | None = None) -> None:
         """Send a record that is made already; as `produce`, but reports wait for `poll`."""
@@ -206,6 +211,9 @@ class Producer:
 
         Raises ClientFailed where the client has failed for good: some reports may never come.
         """
+        if self._is_in_report():
+            # confluent-kafka would end the process.
+            raise KafkaError("a delivery report cannot wait for others: send from outside of it")
         try:
             return self._producer.poll(timeout_s)
         except confluent_kafka.KafkaException as error:
@@ -250,10 +258,22 @@ class Producer:
                 self._known_delayed.add(record.topic)
         return record
 
+    def _serve(self) -> None:
+        """Call the reports that have come in; where one of them sends, its own caller does."""
+        if not self._is_in_report():
+            self.poll()
+
+    def _is_in_report(self) -> bool:
+        return getattr(self._in_report, "now", False)
+
     def _reporter(self, id: str, on_delivery: OnDelivery | None) -> Callable[..., None]:  # noqa: A002
         def report(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
             if on_delivery is not None:
-                on_delivery(undelivered_error(id, error) if error else None, id)
+                self._in_report.now = True
+                try:
+                    on_delivery(undelivered_error(id, error) if error else None, id)
+                finally:
+                    self._in_report.now = False
             elif error is not None:
                 with self._lock:
                     self._unreported += 1
@@ -290,7 +310,7 @@ def check_not_too_late(identity: MessageId, settings: Settings, now_ms: int) -> 
 
 def undelivered_error(id: str, error: confluent_kafka.KafkaError) -> KafkaError:  # noqa: A002
     """What became of a record that was not acknowledged."""
-    if error.fatal() or error.code() == confluent_kafka.KafkaError._FATAL:  # noqa: SLF001 (its public name)
+    if is_fatal(error):
         return _client_failed(error)
     if error.code() in FOR_GOOD:
         return RecordRefused(
