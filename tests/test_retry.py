@@ -199,6 +199,29 @@ def test_a_handler_that_returns_something_to_be_awaited_has_handled_nothing():
                 decorate(handler)(Record("orders", 0, 7))
 
 
+class Deserialised(Record):
+    """As a DeserializingConsumer gives it."""
+
+    def value(self):
+        return {"order": 17}
+
+
+class Named(Record):
+    """With a key that is no bytes any more."""
+
+    def key(self):
+        return "order-17"
+
+
+@pytest.mark.parametrize(("kind", "what"), [(Deserialised, "value"), (Named, "key")])
+def test_a_message_that_cannot_be_sent_again_as_it_came_is_refused_before_it_is_handled(kind, what):
+    handled = []
+    decorate = retry_later(backoff=exponential("1s", max="1h"), attempts=3, settings=Settings())
+    with pytest.raises(TypeError, match=f"the {what} of a message .* take messages from a Consum"):
+        decorate(handled.append)(kind("orders", 0, 7))
+    assert handled == []
+
+
 class FailedClient:
     """Fails for good with the first record; another one does not."""
 

@@ -73,7 +73,8 @@ def retry_later(
     may be tried more often. Raises KafkaError where Kafka did not take it: do not commit then.
 
     Raises TypeError for a coroutine function: it has done nothing yet when it returns. What it
-    returns raises it where the handler has returned something to be awaited.
+    returns raises it where the handler has returned something to be awaited, and for a message
+    whose key or value was deserialised, which the handler does not get.
     """
     retries = Retries(settings or load_settings(), clock or SystemClock(), backoff, attempts)
 
@@ -83,6 +84,7 @@ def retry_later(
 
         @wraps(handle)
         def handled(message: Message) -> object:
+            _check_raw(message)
             try:
                 result = handle(message)
             except Exception as error:  # noqa: BLE001 (whatever the handler raises)
@@ -105,6 +107,17 @@ def _not_plain(handle: Handler) -> TypeError:
         f"{handle!r} is a coroutine function, or returns something to be awaited, and has done "
         "nothing yet when it returns: let a plain function run it, with asyncio.run"
     )
+
+
+def _check_raw(message: Message) -> None:
+    """Raises TypeError: the bytes that were sent cannot be had back from what was made of them."""
+    for what, payload in (("key", message.key()), ("value", message.value())):
+        if not isinstance(payload, bytes | None):
+            raise TypeError(
+                f"the {what} of a message is of type {type(payload).__name__}, and what fails is "
+                "sent again as it came: take messages from a Consumer (no DeserializingConsumer), "
+                "and let the handler deserialise them"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
