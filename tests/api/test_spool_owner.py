@@ -12,7 +12,7 @@ import pytest
 from tests.api.conftest import NOWHERE, Running, alike, problem_of
 from tests.api.test_dispatcher import kafka as listed
 from tests.api.test_dispatcher import post
-from tests.api.test_spool import MIB, everything_taken_in, of, record
+from tests.api.test_spool import MIB, everything_taken_in, of, record, spool
 from tests.conftest import eventually
 
 from duetime.api.address import url
@@ -23,7 +23,7 @@ from duetime.api.spool_owner import Owner, is_one, owner_of
 from duetime.errors import SetupError
 from duetime.reach import require_kafka
 
-__all__ = ["listed"]
+__all__ = ["listed", "spool"]
 
 HERE = Owner(bootstrap="here:1", namespace="n")
 HERE_AS_A = Owner(bootstrap="here:1", namespace="n", cluster_id="a")
@@ -52,13 +52,6 @@ OTHERS = Owner(bootstrap="here:1", namespace="m", cluster_id="a")
 )
 def test_whose_a_spool_is_is_told_by_the_cluster_and_else_by_the_address(noted, asking, told):
     assert is_one(noted, asking) is told
-
-
-@pytest.fixture
-def spool(tmp_path):
-    made = Spool(tmp_path / "spool.db", MIB)
-    yield made
-    made.close()
 
 
 def test_an_empty_spool_is_whose_it_is_that_comes(spool):
