@@ -15,6 +15,9 @@ from duetime.message import DELIVER_AFTER_MS
 #: How long something may take on a busy machine, in seconds. Nothing waits for it in vain.
 PATIENCE_S = 60.0
 
+#: Of a producer: what is reported takes up all its queue until the report has returned.
+ONE_AT_A_TIME = {"queue.buffering.max.messages": 1}
+
 
 class DelayedTopic:
     """A topic, and everything to try it with."""

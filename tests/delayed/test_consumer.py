@@ -11,8 +11,9 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 from tests.conftest import SetClock, eventually
-from tests.delayed.conftest import PATIENCE_S, DelayedTopic, read, values
+from tests.delayed.conftest import ONE_AT_A_TIME, PATIENCE_S, DelayedTopic, read, values
 
+from duetime.copies import OF_ANY_SIZE
 from duetime.delayed import DelayedConsumer, putting_off
 from duetime.delayed.consumer import SERVE_S
 from duetime.errors import ConfigError, KafkaError
@@ -441,9 +442,11 @@ def test_what_the_topic_does_not_take_again_is_a_dead_letter(narrow):
     with_letters.close()
 
 
+@pytest.mark.parametrize("queue", [{}, ONE_AT_A_TIME])
 def test_a_record_that_is_larger_than_a_dead_letter_leaves_its_place_and_is_committed(
-    topic, now_ms
+    topic, now_ms, monkeypatch, queue
 ):
+    monkeypatch.setattr(putting_off, "OF_ANY_SIZE", OF_ANY_SIZE | queue)
     dead, large = DelayedTopic(topic.bootstrap, **{"max.message.bytes": "70000"}), "x" * 100_000
     topic.send(now_ms, large, key=b"k", headers=[("a", b"b")])
     topic.send(now_ms, "small", key=b"k", headers=[("a", large.encode())])

@@ -11,13 +11,13 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.conftest import eventually, small_settings
-from tests.delayed.conftest import PATIENCE_S
+from tests.delayed.conftest import ONE_AT_A_TIME, PATIENCE_S
 
 from duetime.bench.load import revealed
 from duetime.connection import librdkafka_properties
 from duetime.copies import OF_ANY_SIZE
 from duetime.dead import DeadLetters, Selection
-from duetime.delayed import visible
+from duetime.delayed import forwarding, visible
 from duetime.delayed.visible import Visible
 from duetime.message import DELIVER_AFTER_MS
 from duetime.topics import TopicNames
@@ -173,6 +173,20 @@ def test_a_record_that_is_too_large_for_all_topics_leaves_its_place_and_holds_up
         assert (letter.reason, letter.due_ms, letter.attempts) == ("gone", now_ms, 1)
         assert letter.detail.startswith("the visible topic does not take it: ")
         assert letter.detail.endswith(f"its record is {wide.delayed}/0/{offset}")
+
+
+def test_what_has_failed_is_sent_elsewhere_although_the_producers_queue_is_full(
+    broker, now_ms, monkeypatch
+):
+    monkeypatch.setattr(forwarding, "OF_ANY_SIZE", OF_ANY_SIZE | ONE_AT_A_TIME)
+    wide = Shown(broker.bootstrap, delayed=WIDE)
+    for _ in range(3):
+        wide.send(now_ms, b"x" * 2_000_000)
+        wide.send(now_ms, "next")
+    wide.flush()
+    with made_visible(wide):
+        wide.records(wide.name, 3)
+        wide.records(wide.names.dead, 3)
 
 
 def test_a_record_that_is_larger_than_duetimes_messages_appears_where_the_topic_takes_it(

@@ -1,6 +1,7 @@
 """The sending side of a visible topic: what goes there, elsewhere, or was there already."""
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 from typing import Self
@@ -53,6 +54,9 @@ class Forwarding:
         self._found: dict[int, set[int]] = {}
         #: Until when what was found is due, epoch ms.
         self._found_until_ms: dict[int, int] = {}
+        #: What is sent in place of what has failed: not in a report, where nothing can wait for
+        #: room in the producer's queue.
+        self._instead: deque[Copy] = deque()
         self._broken: str | None = None
 
     def begin(self, consumer: DelayedConsumer, places: Sequence[TopicPartition]) -> None:
@@ -87,6 +91,7 @@ class Forwarding:
     def check(self) -> None:
         """Raises KafkaError where it is not known whether something has arrived."""
         self._producer.poll(0)
+        self._send_instead()
         if self._broken:
             raise KafkaError(f"what is visible is not known ({self._broken}): it is read back")
 
@@ -110,6 +115,7 @@ class Forwarding:
     def abandon(self) -> None:
         """Others have the partitions: what was not sent yet is theirs."""
         self._producer.purge()
+        self._instead.clear()
 
     def close(self) -> None:
         """Send nothing more, and close the connections."""
@@ -126,6 +132,9 @@ class Forwarding:
     def _arrived(self) -> None:
         """Wait until all that was sent is there. Raises KafkaError."""
         left = self._producer.flush(FLUSH_S)
+        while self._instead and not left:
+            self._send_instead()
+            left = self._producer.flush(FLUSH_S)
         self.check()
         if left:
             raise KafkaError(f"{left} records have not arrived in time: they are read back")
@@ -164,6 +173,10 @@ class Forwarding:
         except confluent_kafka.KafkaException as error:
             self._failed(error.args[0], copy, message)
 
+    def _send_instead(self) -> None:
+        while self._instead:
+            self._send(self._instead.popleft())
+
     def _note(self, partition: int, end: int) -> None:
         # What was found is to be found again, until it has been passed.
         if not self._found.get(partition):
@@ -174,9 +187,9 @@ class Forwarding:
     ) -> None:
         why = FINAL.get(error.code())
         if copy.less is not None and error.code() in TOO_LARGE:
-            self._send(copy.less)
+            self._instead.append(copy.less)
         elif why is not None and message is not None:
             now_ms = self._clock.now_ms()
-            self._send(self._outcomes.undelivered(message, why, error.str(), now_ms))
+            self._instead.append(self._outcomes.undelivered(message, why, error.str(), now_ms))
         else:
             self._broken = error.str()

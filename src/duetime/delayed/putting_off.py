@@ -1,6 +1,7 @@
 """Sending what is put off: a retry into its own partition, or a dead letter."""
 
 import threading
+from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -46,6 +47,9 @@ class PuttingOff:
         self._options = options
         self._producer: confluent_kafka.Producer | None = None
         self._failed: list[Failed] = []
+        #: What is sent in place of what was too large: not in a report, where nothing can wait for
+        #: room in the producer's queue.
+        self._less: deque[Copy] = deque()
         self._lock = threading.Lock()
 
     def put_off(
@@ -83,6 +87,9 @@ class PuttingOff:
             with self._lock:
                 self._failed.remove(each)
         left = self._producer.flush(TIMEOUT_S)
+        while self._less and not left:
+            self._send(Sending(self._less.popleft()))
+            left = self._producer.flush(TIMEOUT_S)
         with self._lock:
             failed = list(self._failed)
         if left or failed:
@@ -96,27 +103,22 @@ class PuttingOff:
             self._producer = confluent_kafka.Producer(
                 self._options.shared() | {"acks": "all", "enable.idempotence": True} | OF_ANY_SIZE
             )
-        self._hand_over(self._producer, sending)
-        self._producer.poll(0)
-
-    def _hand_over(self, producer: confluent_kafka.Producer, sending: Sending) -> None:
-        def failed(error: confluent_kafka.KafkaError) -> None:
-            # Not by the next commit: there may be none, where this one is not survived.
-            if error.code() in TOO_LARGE and sending.copy.less is not None:
-                self._hand_over(producer, Sending(sending.copy.less))
-            else:
-                self._note(error, sending)
 
         def report(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
             if error is not None:
-                failed(error)
+                self._note(error, sending)
 
         try:
-            hand_over(producer, sending.copy, report)
+            hand_over(self._producer, sending.copy, report)
         except confluent_kafka.KafkaException as error:
-            failed(error.args[0])
+            self._note(error.args[0], sending)
+        self._producer.poll(0)
 
     def _note(self, error: confluent_kafka.KafkaError, sending: Sending) -> None:
+        if error.code() in TOO_LARGE and sending.copy.less is not None:
+            # Not by the next commit: there may be none, where this one is not survived.
+            self._less.append(sending.copy.less)
+            return
         again = sending
         if sending.instead is not None and error.code() in REFUSED:
             again = Sending(sending.instead)
