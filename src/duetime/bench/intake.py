@@ -78,9 +78,13 @@ def _pace(settings: Settings, rows: DataFrame, topics: Sequence[str], messages: 
     appends.mark()
     with tempfile.TemporaryDirectory(prefix="duetime-bench-") as checkpoint:
         fresh = settings.model_copy(update={"checkpoint": checkpoint})
+        context = rows.sparkSession.sparkContext
+        context.setLogLevel("ERROR")
         query = start_real_time(rows, fresh, "bench")
         try:
             wait_for_all(appends, messages)
         finally:
+            # Tasks that are stopped on purpose tell of it as of a failure, also a while later.
+            context.setLogLevel("OFF")
             query.stop()
     return round(messages / appends.span(began_ms).seconds)
