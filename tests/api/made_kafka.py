@@ -35,7 +35,7 @@ class MadeKafka:
         """In place of Kafka; what has arrived is read back by the names that it is kept by."""
         dispatcher = "duetime.api.dispatcher"
         monkeypatch.setattr("duetime.api.async_producer.Producer", self)
-        monkeypatch.setattr("duetime.api.spool_claim.Cluster", lambda _: self)
+        monkeypatch.setattr("duetime.api.spool.claim.Cluster", lambda _: self)
         monkeypatch.setattr(
             f"{dispatcher}.arrived",
             lambda _, taken: {each for each in taken if name_of(each) in self.arrived},

@@ -11,7 +11,7 @@ from tests.api.conftest import NOWHERE, problem_of
 from tests.api.made_kafka import MadeKafka
 from tests.conftest import eventually
 
-from duetime.api.spool import Spool
+from duetime.api.spool.file import Spool
 from duetime.config import Settings
 from duetime.errors import KafkaError, RecordRefused
 from duetime.metrics import API_REFUSED

@@ -19,7 +19,8 @@ from duetime.api.dispatcher import Dispatcher
 from duetime.api.keys import Keys
 from duetime.api.problems import IdTaken, TooMany
 from duetime.api.requests import NewMessage
-from duetime.api.spool import Spool, SpoolFull
+from duetime.api.spool.errors import SpoolFull
+from duetime.api.spool.file import Spool
 from duetime.clock import SystemClock
 from duetime.errors import KafkaError, RecordRefused, TooLate
 

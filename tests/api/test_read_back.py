@@ -11,8 +11,8 @@ from tests.api.test_spool import MIB, record
 from tests.conftest import eventually
 
 from duetime.api.dispatcher import Dispatcher
-from duetime.api.readback import arrived
-from duetime.api.spool import Spool
+from duetime.api.spool.file import Spool
+from duetime.api.spool.readback import arrived
 from duetime.api.submission import Submission
 from duetime.client import Producer as Client
 from duetime.clock import SystemClock

@@ -17,7 +17,9 @@ from tests.conftest import configure, eventually
 
 from duetime.admin import create_topics
 from duetime.api.address import url
-from duetime.api.spool import Spool, SpoolFull, apart
+from duetime.api.spool.errors import SpoolFull
+from duetime.api.spool.file import Spool
+from duetime.api.spool.rows import apart
 from duetime.connection import librdkafka_properties
 from duetime.errors import SetupError
 from duetime.local.broker import LocalBroker

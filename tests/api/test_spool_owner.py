@@ -17,9 +17,10 @@ from tests.conftest import eventually
 
 from duetime.api.address import url
 from duetime.api.serve import check, check_spool
-from duetime.api.spool import Spool, SpoolForeign
-from duetime.api.spool_claim import Cluster
-from duetime.api.spool_owner import Owner, is_one, owner_of
+from duetime.api.spool.claim import Cluster
+from duetime.api.spool.errors import SpoolForeign
+from duetime.api.spool.file import Spool
+from duetime.api.spool.owner import Owner, is_one, owner_of
 from duetime.errors import SetupError
 from duetime.reach import require_kafka
 
@@ -133,7 +134,7 @@ def test_what_is_spooled_waits_for_its_own_cluster_and_nothing_is_put_to_it(left
 def test_a_cluster_that_was_made_anew_while_nothing_was_spooled_has_the_spool(
     tmp_path, listed, monkeypatch
 ):
-    monkeypatch.setattr("duetime.api.spool_claim.EVERY_S", 0)
+    monkeypatch.setattr("duetime.api.spool.claim.EVERY_S", 0)
     asked = []
     monkeypatch.setattr(Spool, "claim", lambda _, owner: asked.append(owner.cluster_id))
     with served(alike(NOWHERE, tmp_path)):

@@ -14,10 +14,7 @@ request -> guard      who asks (tokens), limits of size and time, for every requ
            submission      what is taken of one request
            async_producer  Kafka's client, and another one when it fails for good
            producer_batch  what has become of records that were handed to it together
-           spool_thread    the one thread that has the spool
-           spool           what is accepted while Kafka does not answer
-           spooled         how that is shown
-           readback        after a crash: what of it has arrived
+           spool           what is accepted while Kafka does not answer, and for which Kafka
 errors  -> problems   RFC 9457, with the reasons of duetime.errors
 serve, address        the server: host, port, TLS
 ```

@@ -7,7 +7,7 @@ nothing is spooled    -> Kafka's client -> acknowledged within 1 s: Kafka has it
 something is spooled  -> spool          -> drained in order, once what is before it has arrived
 ```
 The client tries for ever, and sends each record once (idempotence): so this process hears whether a
-record has arrived, or ends before. Then the next one reads back what has (`readback`).
+record has arrived, or ends before. Then the next one reads back what has (`spool.readback`).
 
 What Kafka refuses is sent once more alone: its client sends several at a time, and they are refused
 together. What is refused alone, too, is the sender's mistake, or is set aside in the spool.
@@ -25,10 +25,12 @@ from typing import Self
 
 from duetime.api.async_producer import AsyncProducer
 from duetime.api.producer_batch import ProducerBatch, Refusals
-from duetime.api.readback import arrived
-from duetime.api.spool import AT_ONCE_BYTES, Spool, Spooled, SpoolFull, apart
-from duetime.api.spool_claim import SpoolClaim
-from duetime.api.spool_thread import Part, SpoolThread
+from duetime.api.spool.claim import SpoolClaim
+from duetime.api.spool.errors import SpoolFull
+from duetime.api.spool.file import AT_ONCE_BYTES, Spool
+from duetime.api.spool.readback import arrived
+from duetime.api.spool.rows import Spooled, apart
+from duetime.api.spool.thread import Part, SpoolThread
 from duetime.api.submission import Submission
 from duetime.clock import Clock
 from duetime.config import Settings

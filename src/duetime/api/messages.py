@@ -29,7 +29,7 @@ from duetime.api.responses import (
 )
 from duetime.api.route import Route
 from duetime.api.services import ByCaller, Services, WithServices, services_of
-from duetime.api.spooled import as_found
+from duetime.api.spool.shown import as_found
 from duetime.api.tokens import Caller
 from duetime.asking import all_series
 from duetime.cancelling import cancel_surely, find_waiting, found_soon, not_waiting

@@ -37,7 +37,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from duetime.api.requests import UNSHOWN
-from duetime.api.spool import SpoolFailed, SpoolFull
+from duetime.api.spool.errors import SpoolFailed, SpoolFull
 from duetime.errors import (
     DuetimeError,
     InvalidMessage,

@@ -13,8 +13,9 @@ from fastapi.security.base import SecurityBase
 from duetime.api.cancels import Cancels
 from duetime.api.dispatcher import Dispatcher
 from duetime.api.keys import Keys
-from duetime.api.spool import Spool, SpoolForeign
-from duetime.api.spool_owner import owner_of
+from duetime.api.spool.errors import SpoolForeign
+from duetime.api.spool.file import Spool
+from duetime.api.spool.owner import owner_of
 from duetime.api.tokens import CALLER, Caller
 from duetime.api.watch import Lookout, Watch
 from duetime.clock import Clock, SystemClock

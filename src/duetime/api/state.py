@@ -12,7 +12,7 @@ from duetime.api.requests import From, To
 from duetime.api.responses import Counts, State, Well, counts
 from duetime.api.route import Route
 from duetime.api.services import WithServices, caller_of
-from duetime.api.spool import SpoolFailed, SpoolFull
+from duetime.api.spool.errors import SpoolFailed, SpoolFull
 from duetime.api.watch import event
 from duetime.clock import parse_instant
 from duetime.status import status as ask

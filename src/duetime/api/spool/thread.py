@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from duetime.api.spool import Spool, failed
+from duetime.api.spool.errors import failed
+from duetime.api.spool.file import Spool
 from duetime.outgoing import Outgoing
 
 _Done = TypeVar("_Done")

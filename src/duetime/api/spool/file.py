@@ -14,38 +14,19 @@ settle    and now it is known which
 One thread at a time. SQLite in WAL mode, with an fsync for every write.
 """
 
-import base64
-import json
 import sqlite3
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from secrets import token_hex
 
-from duetime.api.spool_owner import SCHEMA as OWNER
-from duetime.api.spool_owner import Owner, is_one, read_owner, write_owner
-from duetime.errors import DuetimeError, SetupError
+from duetime.api.spool.errors import SpoolForeign, SpoolFull, failed
+from duetime.api.spool.owner import SCHEMA as OWNER
+from duetime.api.spool.owner import Owner, is_one, read_owner, write_owner
+from duetime.api.spool.rows import COLUMNS, SCHEMA, Spooled, apart, headers_text, spooled
+from duetime.errors import SetupError
 from duetime.message import MessageId
-from duetime.outgoing import Header, Outgoing
-
-#: `taken` and `aside` are tables of their own, so that noting does not write a payload once more.
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS spool (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    topic TEXT NOT NULL,
-    key BLOB,
-    value BLOB,
-    headers TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS taken (number INTEGER PRIMARY KEY, taken_ms INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS aside (number INTEGER PRIMARY KEY);
-CREATE TRIGGER IF NOT EXISTS removed DELETE ON spool
-    BEGIN DELETE FROM taken WHERE number = OLD.number; END;
-"""
-
-COLUMNS = "number, id, topic, key, value, headers"
+from duetime.outgoing import Outgoing
 
 #: Of how many bytes all that is taken at a time may be: they are in memory, and once more in
 #: Kafka's client.
@@ -53,47 +34,6 @@ AT_ONCE_BYTES = 16 * 1024 * 1024
 
 #: Room beyond the limit, in pages: what was accepted can be noted as taken, and removed.
 NOTES_PAGES = 1_024
-
-
-class NotKept(DuetimeError):
-    """The spool has not taken what Kafka did not acknowledge."""
-
-
-class SpoolFull(NotKept):
-    """Kafka does not answer, and there is no room for more in the spool or on its disk."""
-
-    reason = "spool-full"
-
-
-class SpoolFailed(NotKept):
-    """The spool's file cannot be read or written, or what is in it cannot be sent."""
-
-    reason = "spool-failed"
-
-
-class SpoolForeign(SpoolFailed):
-    """What is in the spool is for another Kafka.
-
-    `is_certain` is whether it is known to be another, and not only which one it is.
-    """
-
-    def __init__(self, detail: str, *, is_certain: bool = True) -> None:
-        super().__init__(detail)
-        self.is_certain = is_certain
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spooled:
-    """A record in the spool."""
-
-    number: int
-    record: Outgoing
-
-    @property
-    def size_bytes(self) -> int:
-        """How large it is, roughly."""
-        parts = self.record.key, self.record.value, *(value for _, value in self.record.headers)
-        return sum(len(each or b"") for each in parts)
 
 
 class Spool:
@@ -155,7 +95,7 @@ class Spool:
             "WHERE id = ? AND number NOT IN (SELECT number FROM aside)",
             (str(id),),
         ).fetchall()
-        return _spooled(rows[0]).record if rows else None
+        return spooled(rows[0]).record if rows else None
 
     def withdraw(self, id: MessageId, instead: Outgoing | None = None) -> bool:  # noqa: A002 (what all call it)
         """Take out the message with this id, unless it was taken; returns whether it was there.
@@ -183,7 +123,7 @@ class Spool:
             (most,),
         )
         for row in rows:
-            taken.append(_spooled(row))
+            taken.append(spooled(row))
             size += taken[-1].size_bytes
             if size >= most_bytes:
                 break
@@ -262,7 +202,7 @@ class Spool:
         """Its number; None where one with this id is there."""
         # Of two definitions of a series both count, also where their first run is the same.
         name = str(apart(record.id) if record.series else record.id)
-        row = (name, record.topic, record.key, record.value, _text(record.headers))
+        row = (name, record.topic, record.key, record.value, headers_text(record.headers))
         insert = "INSERT OR IGNORE INTO spool (id, topic, key, value, headers) VALUES (?,?,?,?,?)"
         done = self._db.execute(insert, row)
         if not done.rowcount and self._drop_aside(name):
@@ -298,39 +238,3 @@ class Spool:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
-
-
-def apart(id: MessageId) -> MessageId:  # noqa: A002 (what all call it)
-    """An id for what is no message: it is kept as often as it is asked for."""
-    return MessageId(due_ms=id.due_ms, unique=f"@{token_hex(16)}")
-
-
-def failed(error: sqlite3.Error) -> SpoolFailed:
-    """The error for what SQLite says; none of its words are of a message."""
-    return SpoolFailed(f"the spool's file cannot be used ({error}): see its disk, and api_spool")
-
-
-def _text(headers: Iterable[Header]) -> str:
-    return json.dumps(
-        [
-            (name, None if value is None else base64.b64encode(value).decode())
-            for name, value in headers
-        ]
-    )
-
-
-def _spooled(row: tuple[int, str, str, bytes | None, bytes | None, str]) -> Spooled:
-    number, name, topic, key, value, headers = row
-    return Spooled(
-        number=number,
-        record=Outgoing(
-            id=MessageId.parse(name),
-            topic=topic,
-            key=key,
-            value=value,
-            headers=tuple(
-                (each, None if text is None else base64.b64decode(text))
-                for each, text in json.loads(headers)
-            ),
-        ),
-    )

@@ -7,9 +7,10 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from duetime.api.spool import Spool, SpoolForeign
-from duetime.api.spool_owner import owner_of
-from duetime.api.spool_thread import SpoolThread
+from duetime.api.spool.errors import SpoolForeign
+from duetime.api.spool.file import Spool
+from duetime.api.spool.owner import owner_of
+from duetime.api.spool.thread import SpoolThread
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import DuetimeError, KafkaError
