@@ -68,10 +68,11 @@ def test_a_message_that_is_not_acknowledged_says_how_it_is_sent_again_as_the_sam
         series = duetime("send", "orders", "--cron", "@daily", "--value", "v")
 
     assert (failed.code, failed.out) == (series.code, series.out) == (1, "")
-    said, _, options = failed.err.removesuffix("\n").partition("send it again with the same id: ")
+    # Kafka's client may tell of the connection, too, before and after.
+    said, _, options = failed.err.partition("send it again with the same id: ")
     assert series.err.rpartition("send it again with the same id: ")[2].startswith("--id ")
 
-    again = duetime("send", "orders", *options.split(), "--value", "v")
+    again = duetime("send", "orders", *options.splitlines()[0].split(), "--value", "v")
     assert again.code == 0
     assert again.out.removesuffix("\n") in said
 

@@ -43,6 +43,11 @@ def numbers(page, name):
     return [float(each.replace(",", "")) for each in found]
 
 
+def so_far(page, name):
+    """The sum in a tile; none of a look that could not count, as on a busy machine."""
+    return next(iter(numbers(page, name)[1:]), 0.0)
+
+
 def test_the_tiles_tell_of_a_pipeline_that_delivers(live, sender, now_ms, page):
     # `now_ms` is before the page was opened.
     topic = live.topic()
@@ -62,7 +67,7 @@ def test_the_tiles_tell_of_a_pipeline_that_delivers(live, sender, now_ms, page):
     assert MESSAGES / 13 < numbers(page, "Taken in")[0] <= MESSAGES
     eventually(lambda: numbers(page, "Waiting")[0] >= MESSAGES)
     live.inbox(topic).take(MESSAGES)
-    eventually(lambda: abs(numbers(page, "Left the wheel")[1] - released - MESSAGES) <= FEW)
+    eventually(lambda: abs(so_far(page, "Left the wheel") - released - MESSAGES) <= FEW)
     assert MESSAGES / 13 < numbers(page, "Left the wheel")[0] <= MESSAGES
     eventually(lambda: numbers(page, "Waiting")[0] <= FEW)
 
