@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaError, Message, Producer
 
 from duetime.errors import Reason
-from duetime.message import DUE_CALLBACK, DUE_ERROR, DUE_ERROR_DETAIL, last_words
+from duetime.message import (
+    CALLBACK_BYTES,
+    DUE_CALLBACK,
+    DUE_ERROR,
+    DUE_ERROR_DETAIL,
+    last_words,
+)
 from duetime.outgoing import ANY_PARTITION, Header
 from duetime.producing import enqueue
 
@@ -21,9 +27,6 @@ TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
 #: most that librdkafka allows. A batch is refused as a whole: only a record that is larger than 64
 #: KiB goes alone, and no topic of duetime's takes less.
 OF_ANY_SIZE = {"message.max.bytes": 1_000_000_000, "batch.size": 64 * 1024}
-
-#: The longest callback that is kept where nothing else is, in bytes.
-URL_BYTES = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,7 +68,9 @@ def dead_letter(
 def place_only(topic: str, own: Sequence[Header], said: Sequence[Header]) -> Copy:
     """Nothing of the record but what is said of it, and who is to be told."""
     told = [
-        (name, url) for name, url in own if name == DUE_CALLBACK and len(url or b"") < URL_BYTES
+        (name, url)
+        for name, url in own
+        if name == DUE_CALLBACK and len(url or b"") < CALLBACK_BYTES
     ]
     return Copy(topic=topic, headers=[*told[-1:], *said])
 

@@ -27,6 +27,7 @@ from duetime.message import (
     DUE_TOPIC,
     LAST_WORDS,
     MessageId,
+    headers_without,
 )
 from duetime.outgoing import OWN_HEADERS, Outgoing, Wanted, scheduled
 from duetime.stores.offsets import whole
@@ -161,7 +162,7 @@ class DeadLetters:
             log.warning("not brought back number=%d: nothing is left of it", letter.number)
             return ()
         # What a sender may not give was passed on nevertheless, by other envelopes.
-        headers = [(name, value) for name, value in letter.headers if name not in OWN_HEADERS]
+        headers = headers_without(letter.headers, OWN_HEADERS)
         wanted = Wanted(
             topic=letter.topic,
             value=letter.value,

@@ -6,7 +6,7 @@ one; it sorts by time; and it names the slot to look in, so that cancelling need
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
@@ -111,6 +111,12 @@ ADDRESS = (
     DUE_EXPIRES_MS,
 )
 
+#: What intake takes for itself of a record of the native contract.
+TAKEN = (*ADDRESS, *RECURRENCE)
+
+#: The longest callback that is kept of a record that is too large, in bytes.
+CALLBACK_BYTES = 4_096
+
 #: What a dead letter ends its headers with, always in this order, after the sender's own.
 LAST_WORDS = (
     DUE_TOPIC,
@@ -187,6 +193,13 @@ class MessageId:
 
     def __str__(self) -> str:
         return f"{self.due_ms:012x}-{self.unique}"
+
+
+def headers_without(
+    headers: Iterable[tuple[str, bytes | None]], names: Container[str]
+) -> list[tuple[str, bytes | None]]:
+    """The headers that are called otherwise, in order."""
+    return [(name, value) for name, value in headers if name not in names]
 
 
 def last_words(words: Mapping[str, object]) -> list[tuple[str, bytes]]:

@@ -14,7 +14,6 @@ from duetime.clock import duration_ms, instant_ms
 from duetime.config import Settings
 from duetime.errors import InvalidMessage, Reason
 from duetime.message import (
-    ADDRESS,
     CANCEL,
     DUE_AT_MS,
     DUE_CLUSTER,
@@ -24,8 +23,8 @@ from duetime.message import (
     DUE_PARTITION,
     DUE_TOPIC,
     HEADER_FRAME_BYTES,
-    RECURRENCE,
     SERIES_MARK,
+    TAKEN,
     MessageId,
     check_cluster,
     check_destination,
@@ -45,7 +44,7 @@ Header = tuple[str, bytes | None]
 ANY_PARTITION = -1
 
 #: The headers that are made from arguments: all of an address, but a sender says when it expires.
-OWN_HEADERS = (*(name for name in ADDRESS if name != DUE_EXPIRES_MS), *RECURRENCE)
+OWN_HEADERS = tuple(name for name in TAKEN if name != DUE_EXPIRES_MS)
 
 #: Random bytes in the unique part of an id.
 UNIQUE_BYTES = 16

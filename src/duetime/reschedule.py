@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from duetime.clock import Clock, SystemClock, format_duration
 from duetime.config import Settings, load_settings
 from duetime.errors import TooLate, UnknownMessage
-from duetime.message import ADDRESS, DUE_EXPIRES_MS, RECURRENCE, MessageId
+from duetime.message import DUE_EXPIRES_MS, TAKEN, MessageId, headers_without
 from duetime.outgoing import Outgoing, Wanted, cancelled, due_time_ms, scheduled
 from duetime.stores import Found
 from duetime.stores.opening import open_reader
@@ -58,8 +58,7 @@ def reschedule(
 def rescheduled(found: Found, settings: Settings, *, due_ms: int, now_ms: int) -> Outgoing:
     """The record that schedules a waiting message anew; raises what `scheduled` does."""
     # Other envelopes have passed on headers that intake would take for itself here.
-    ours = (*ADDRESS, *RECURRENCE)
-    headers = [(name, value) for name, value in found.headers if name not in ours]
+    headers = headers_without(found.headers, TAKEN)
     if found.expires_ms is not None:
         headers.append((DUE_EXPIRES_MS, str(found.expires_ms).encode()))
     wanted = Wanted(

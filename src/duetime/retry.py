@@ -33,6 +33,7 @@ from duetime.message import (
     DUE_TOPIC,
     UNIQUE_PATTERN,
     MessageId,
+    headers_without,
 )
 from duetime.outgoing import OWN_HEADERS, Header, Outgoing, Wanted, scheduled
 from duetime.stores.records import headers_of
@@ -253,8 +254,7 @@ def _outgoing(failure: Failure, copy: Copy) -> Outgoing:
 
 def _own(message: Message) -> list[Header]:
     """The sender's headers: without those that duetime gave it on its way."""
-    ours = (*OWN_HEADERS, RETRIED)
-    return [(name, value) for name, value in headers_of(message) if name not in ours]
+    return headers_without(headers_of(message), (*OWN_HEADERS, RETRIED))
 
 
 def _failure(message: Message, now_ms: int) -> Failure:

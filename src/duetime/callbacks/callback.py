@@ -20,6 +20,7 @@ from duetime.message import (
     DUE_ID,
     DUE_PARTITION,
     DUE_TOPIC,
+    headers_without,
 )
 from duetime.payload import payload_json
 from duetime.stores.records import headers_of
@@ -66,7 +67,7 @@ def callback_of(record: Message, settings: Settings) -> Callback | None:
         for name, word in WORDS.items()
         if name in by_name
     }
-    own = [(name, value) for name, value in headers if name not in (*WORDS, DUE_CALLBACK)]
+    own = headers_without(headers, (*WORDS, DUE_CALLBACK))
     body: dict[str, Any] = {
         name: _number(text) if name in NUMBERS else text for name, text in told.items()
     }

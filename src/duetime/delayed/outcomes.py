@@ -28,6 +28,7 @@ from duetime.message import (
     LATEST_MS,
     WAITING_HEADERS,
     MessageId,
+    headers_without,
 )
 from duetime.outgoing import Header
 from duetime.stores.records import headers_of
@@ -138,7 +139,7 @@ class Outcomes:
 
 def _passed_on(record: Message) -> list[Header]:
     """The sender's headers: what it has of an earlier delivery would be taken for ours."""
-    return [header for header in headers_of(record) if header[0] not in ADDRESS]
+    return headers_without(headers_of(record), ADDRESS)
 
 
 def _due(message: DelayedMessage) -> bytes:

@@ -3,7 +3,6 @@
 Decides only; nothing here sends.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Self
@@ -28,6 +27,7 @@ from duetime.message import (
     DUE_PARTITION,
     DUE_TOPIC,
     MessageId,
+    headers_without,
 )
 from duetime.outgoing import Header
 from duetime.stores.records import headers_of
@@ -88,7 +88,7 @@ class Tried:
 def retry_headers(record: Message, tried: Tried, policy: Policy, at_ms: int) -> list[Header]:
     """The headers of the record that comes again."""
     return [
-        *_without(record, OWN),
+        *headers_without(headers_of(record), OWN),
         (DELIVER_AFTER_MS, str(at_ms).encode()),
         (DELIVER_GROUP, policy.group.encode()),
         (DELIVER_RETRY, str(tried).encode()),
@@ -114,8 +114,4 @@ def dead_words(record: Message, tried: Tried, policy: Policy, now_ms: int) -> di
 
 def senders(record: Message) -> list[Header]:
     """The sender's headers: those of an earlier delivery would be taken for the next one's."""
-    return _without(record, (*OWN, *ADDRESS))
-
-
-def _without(record: Message, names: Sequence[str]) -> list[Header]:
-    return [header for header in headers_of(record) if header[0] not in names]
+    return headers_without(headers_of(record), (*OWN, *ADDRESS))

@@ -13,7 +13,6 @@ from duetime.columns import header
 from duetime.envelopes import Refusal, named, record_headers
 from duetime.errors import Reason
 from duetime.message import (
-    ADDRESS,
     DEFINE,
     DUE_CLUSTER,
     DUE_CRON,
@@ -31,6 +30,7 @@ from duetime.message import (
     SERIES_PARTITION,
     SERIES_PATTERN,
     SERIES_TOPIC,
+    TAKEN,
 )
 
 
@@ -57,7 +57,7 @@ def definition(start_ms: Column) -> Column:
         SERIES_PARTITION: named(DUE_PARTITION),
         SERIES_CLUSTER: named(DUE_CLUSTER),
     }
-    own = F.filter(record_headers(), lambda one: ~one["key"].isin(*ADDRESS, *RECURRENCE))
+    own = F.filter(record_headers(), lambda one: ~one["key"].isin(*TAKEN))
     return F.concat(series_headers(said | {name: named(name) for name in RECURRENCE}), own)
 
 

@@ -6,10 +6,9 @@ from itertools import pairwise
 
 from pyspark.sql import DataFrame, SparkSession
 
-from duetime.columns import HEADERS_TYPE
 from duetime.config import Settings
 from duetime.errors import KafkaError
-from duetime.pipeline.kafka import read_ranges
+from duetime.pipeline.kafka import RECORD, read_ranges
 from duetime.stores import OffsetRange
 from duetime.stores.offsets import Offsets
 from duetime.stores.places import Place
@@ -20,12 +19,6 @@ GAP = 5_000
 
 #: The most reads of one partition: wider gaps are read over then.
 MOST_READS = 16
-
-#: A row of Spark's Kafka source.
-RECORD = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
-    f"timestampType int, headers {HEADERS_TYPE}"
-)
 
 
 def before_end(offsets: Offsets, wanted: Mapping[Place, Iterable[int]]) -> dict[Place, list[int]]:

@@ -6,11 +6,18 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
+from duetime.columns import HEADERS_TYPE
 from duetime.config import Settings
 from duetime.connection import spark_properties
 from duetime.errors import DuetimeError, words
 from duetime.stores import OffsetRange
 from duetime.topics import OVERHEAD_BYTES
+
+#: A row of Spark's Kafka source, with its headers.
+RECORD = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    f"timestampType int, headers {HEADERS_TYPE}"
+)
 
 #: How long a sink tries to deliver a record, in seconds. A leader that is paused for longer than
 #: this sends nothing of what its producer still held, and a failed window rests for so long.

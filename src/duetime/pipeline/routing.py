@@ -26,6 +26,7 @@ from duetime.config import Settings
 from duetime.envelopes import Refusal, first_refusal
 from duetime.errors import Reason
 from duetime.message import (
+    CALLBACK_BYTES,
     DUE_CALLBACK,
     DUE_ERROR,
     DUE_ERROR_DETAIL,
@@ -36,9 +37,6 @@ from duetime.pipeline.election import lease_is_held
 from duetime.pipeline.obstacles import known_of, looked_for, obstacles
 from duetime.pipeline.rows import SinkRow, Waiting, choose
 from duetime.topics import OVERHEAD_BYTES, TopicNames
-
-#: The longest callback that is kept of a record that is too large, in bytes.
-URL_BYTES = 4_096
 
 #: The column with what is known of the destination. See `Routes.known`.
 KNOWN = "destination"
@@ -121,9 +119,10 @@ class Routes:
 
         There are several for a cancel: it goes to each slot where its message may wait.
         """
-        own = F.array(F.lit(None).cast("int"))
+        belongs = F.lit(None).cast("int")
         if self._settings.store_kind != "kafka":
-            return F.explode(own).alias("level")
+            return belongs.alias("level")
+        own = F.array(belongs)
         all_levels = F.concat(own, open_above(self._wheel, due_ms, now))
         return F.explode(F.when(is_cancel, all_levels).otherwise(own)).alias("level")
 
@@ -199,7 +198,8 @@ class Routes:
         url = header_text(header_map(headers), DUE_CALLBACK)
         callback = F.array(header(DUE_CALLBACK, url)).cast(HEADERS_TYPE)
         none = F.array().cast(HEADERS_TYPE)
-        own = F.when(fits, headers).when(F.octet_length(url) < URL_BYTES, callback).otherwise(none)
+        is_short = F.octet_length(url) < CALLBACK_BYTES
+        own = F.when(fits, headers).when(is_short, callback).otherwise(none)
         kept = F.concat(own, said.cast(HEADERS_TYPE))
         return SinkRow(F.lit(self._names.rejected), F.lit(None), key, value, kept)
 

@@ -21,6 +21,7 @@ def train(archive: ClassArchive, directory: Path) -> None:
     from duetime.local.jars import pipeline_jars  # noqa: PLC0415
     from duetime.pipeline.intake import Intake  # noqa: PLC0415
     from duetime.pipeline.jvm import end_well  # noqa: PLC0415
+    from duetime.pipeline.kafka import RECORD  # noqa: PLC0415
     from duetime.pipeline.lanes import looked_at_again  # noqa: PLC0415
     from duetime.pipeline.session import JAVA_OPTIONS, spark_session  # noqa: PLC0415
 
@@ -41,13 +42,6 @@ def train(archive: ClassArchive, directory: Path) -> None:
     end_well(END_S)
     archive.keep(draft)
     archive.remove_others()
-
-
-#: A row of Spark's Kafka source.
-RECORD = (
-    "topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
-    "key binary, value binary, headers array<struct<key:string,value:binary>>"
-)
 
 
 def main() -> None:

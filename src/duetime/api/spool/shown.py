@@ -1,23 +1,20 @@
 """A message in the spool, shown as one that waits."""
 
 from duetime.message import (
-    ADDRESS,
     DUE_CLUSTER,
     DUE_EXPIRES_MS,
     DUE_PARTITION,
     DUE_TOPIC,
-    RECURRENCE,
+    TAKEN,
+    headers_without,
 )
 from duetime.outgoing import Outgoing
 from duetime.stores import Found
 
-#: What the intake takes off a record.
-OWN = frozenset({*ADDRESS, *RECURRENCE})
-
 
 def as_found(record: Outgoing) -> Found:
     """The message that this record schedules."""
-    own = {name: (value or b"").decode() for name, value in record.headers if name in OWN}
+    own = {name: (value or b"").decode() for name, value in record.headers if name in TAKEN}
     return Found(
         id=record.id,
         topic=own[DUE_TOPIC],
@@ -26,7 +23,7 @@ def as_found(record: Outgoing) -> Found:
         expires_ms=_number(own.get(DUE_EXPIRES_MS)),
         key=record.key,
         value=record.value,
-        headers=[(name, value) for name, value in record.headers if name not in OWN],
+        headers=headers_without(record.headers, TAKEN),
         cancelled=False,
     )
 
