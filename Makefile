@@ -12,6 +12,10 @@ ROOM_MIB := 2000
 # One sentence that says what to do, instead of a stack trace.
 DIE := die() { echo "setup: $$1" >&2; exit 1; };
 
+# Of tests in several processes: so many failures have one cause, which is told at once, and a process that died may
+# not be started again, since it would get the test that it died of.
+GIVE_UP := --maxfail=10 --max-worker-restart=0
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up test again hostile check lint types fast docs bench clean
 MAKEFLAGS += --no-print-directory
@@ -30,7 +34,7 @@ up: setup ## a local Kafka and the pipeline, until Ctrl-C
 	@$(BIN)/duetime up
 
 test: setup ## every test but the hostile ones
-	@$(BIN)/pytest -m "not hostile" -n 3 --no-loadscope-reorder --durations=60 --durations-min=4
+	@$(BIN)/pytest -m "not hostile" -n 3 --no-loadscope-reorder $(GIVE_UP) --durations=60 --durations-min=4
 
 again: setup ## the tests that failed in the last run
 	@$(BIN)/pytest -m "not hostile" --last-failed --last-failed-no-failures=none

@@ -11,6 +11,7 @@ from itertools import count
 from types import MappingProxyType
 
 import pytest
+import pytest_timeout
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AdminClient,
@@ -106,6 +107,18 @@ def pytest_collection_modifyitems(config, items):
     """One process gets the longest first, and the others all that may go beside it."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(SHARED))
+
+
+#: Seconds that whatever a test leaves behind may take to end, the session's servers included.
+END_S = 120
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item):
+    """A failed test's end has a limit too: pytest-timeout forgets a test once it has failed."""
+    limit = pytest_timeout.Settings(END_S, "signal", False, False)
+    item.ihook.pytest_timeout_set_timer(item=item, settings=limit)
+    return (yield)
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,13 @@ class DelayedTopic:
     def __init__(self, bootstrap, partitions=1, **config):
         self.bootstrap = bootstrap
         self.name = f"delayed_{uuid.uuid4().hex[:8]}"
-        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+        #: A broker that has stopped before they are gone is none of their business.
+        silent = {"bootstrap.servers": bootstrap, "log_level": 2}
+        self.admin = AdminClient(silent)
         settings = {"message.timestamp.type": "LogAppendTime"} | config
         topic = NewTopic(self.name, num_partitions=partitions, config=settings)
         self.admin.create_topics([topic])[self.name].result()
-        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+        self._producer = Producer(silent | {"linger.ms": 5})
 
     def send(self, deliver_after_ms, value, partition=0, key=None, headers=()):
         """A record as any language may write it."""
@@ -55,8 +57,11 @@ class DelayedTopic:
         """One more; returns once a producer knows of it."""
         self.admin.create_partitions([NewPartitions(self.name, count)])[self.name].result()
         until_s = time.monotonic() + PATIENCE_S
-        while len(self._producer.list_topics(self.name).topics[self.name].partitions) < count:
+        while self._partitions() < count:
             assert time.monotonic() < until_s
+
+    def _partitions(self):
+        return len(self._producer.list_topics(self.name, PATIENCE_S).topics[self.name].partitions)
 
     def configure(self, name, value):
         """Change one of its settings."""
@@ -75,6 +80,12 @@ class DelayedTopic:
     def properties(self, group="g", **others):
         ours = {"bootstrap.servers": self.bootstrap, "group.id": f"{group}-{self.name}"}
         return ours | {name.replace("_", "."): value for name, value in others.items()}
+
+    def is_assigned(self, group="g"):
+        """Whether the group's members have partitions, as the broker knows it."""
+        name = f"{group}-{self.name}"
+        found = self.admin.describe_consumer_groups([name])[name].result()
+        return any(each.assignment.topic_partitions for each in found.members)
 
     def reader(self, group="g", clock=None, **others):
         consumer = DelayedConsumer(self.properties(group, **others), clock=clock)

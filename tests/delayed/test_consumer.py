@@ -4,6 +4,7 @@ import json
 import secrets
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -240,6 +241,25 @@ def test_two_consumers_share_the_partitions_and_hand_them_over(two_partitions, n
     first.close()
     assert sorted(map(int, found)) == list(range(400))
     assert told[0] == 1
+
+
+def test_closing_does_not_wait_for_a_rebalance_that_it_has_not_heard_of(topic):
+    consumer = topic.reader()
+    # The client has been given the partition, and nobody has asked it.
+    eventually(topic.is_assigned)
+    begun_s = time.monotonic()
+    consumer.close()
+    assert time.monotonic() - begun_s < 10
+    assert not topic.is_assigned()
+
+
+def test_closing_leaves_a_static_member_its_partitions(topic):
+    topic.send(None, "one")
+    topic.flush()
+    consumer = topic.reader(group_instance_id="one")
+    read(consumer, 1)
+    consumer.close()
+    assert topic.is_assigned()
 
 
 def test_what_is_put_off_comes_again_for_its_group_alone_and_dies_in_the_end(topic, now_ms):

@@ -38,8 +38,13 @@ class Client:
         found, self.records = self.records, []
         return found
 
-    def close(self):
+    def unsubscribe(self):
         self._callbacks["revoke"](self, [])
+
+    def assignment(self):
+        return []
+
+    def close(self): ...
 
 
 @pytest.fixture

@@ -77,8 +77,6 @@ class Consumer:
     def seek(self, place):  # noqa: ARG002 (to none)
         raise KafkaException(BrokerError(BrokerError._STATE))
 
-    def close(self): ...
-
 
 class Marking:
     """The first batch of markers may not be written."""

@@ -22,6 +22,7 @@ from duetime.callbacks.callback import Callback, callback_of
 from duetime.callbacks.guard import Guarded, Refused, is_listed
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
+from duetime.leaving import leave
 from duetime.stores.places import Place
 from duetime.topics import TopicNames
 
@@ -71,7 +72,7 @@ class Callbacks:
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._consumer.close()
+        leave(self._consumer)
 
     def _run(self) -> None:
         while not self._closing.is_set():

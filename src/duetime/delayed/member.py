@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError as BrokerError
 
 from duetime.delayed.log import Place
 from duetime.errors import KafkaError
+from duetime.leaving import is_static_member, leave
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Member:
         self._is_cooperative = "cooperative" in str(
             properties.get("partition.assignment.strategy", COOPERATIVE)
         )
+        self._is_static = is_static_member(properties)
         self._raised: Exception | None = None
         self._committed: OnPartitions = lambda _: None
         self._consumer = Consumer(
@@ -126,7 +128,7 @@ class Member:
 
     def close(self) -> None:
         """Leave the group. Safe to repeat."""
-        self._consumer.close()
+        leave(self._consumer, is_static=self._is_static)
         self._raise()
 
     def _told(self, callback: OnPartitions) -> Callable[[Consumer, list[TopicPartition]], None]:

@@ -19,6 +19,7 @@ from duetime.kmq.breaker import Breaker, BreakerPolicy
 from duetime.kmq.marking import Marking
 from duetime.kmq.message import Message, checked_timeout_ms
 from duetime.kmq.reader import Reader
+from duetime.leaving import is_static_member, leave
 from duetime.tables import QueueSettings
 
 #: How long Kafka may take to list its topics, in seconds.
@@ -56,12 +57,14 @@ class Queue:
         self._own = self._settings.queues.get(topic, QueueSettings())
         self._timeout_ms = checked_timeout_ms(timeout, self._own.timeout_max_ms)
         self._marking = Marking(self._settings, self._own.markers_topic(topic))
-        consumer = confluent_kafka.Consumer(consumer_properties(self._settings, group) | librdkafka)
-        _check_topics(consumer, topic, self._own.markers_topic(topic))
-        consumer.subscribe([topic])
+        properties = consumer_properties(self._settings, group) | librdkafka
+        self._is_static = is_static_member(properties)
+        self._consumer = confluent_kafka.Consumer(properties)
+        _check_topics(self._consumer, topic, self._own.markers_topic(topic))
+        self._consumer.subscribe([topic])
         self._breaker = Breaker(breaker or BreakerPolicy(), topic)
         self._reader = Reader(
-            consumer,
+            self._consumer,
             self._marking,
             self._breaker,
             self._message,
@@ -94,6 +97,7 @@ class Queue:
         What is being worked on can still be acknowledged.
         """
         self._reader.close()
+        leave(self._consumer, is_static=self._is_static)
         self._marking.close()
         self._breaker.close()
 

@@ -114,7 +114,6 @@ class Reader:
             waiting = list(self._buffer)
             self._buffer.clear()
         _give_back(waiting)
-        self._consumer.close()
 
     def _run(self) -> None:
         try:

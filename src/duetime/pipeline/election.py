@@ -25,6 +25,7 @@ from pyspark.sql import Column
 from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
+from duetime.leaving import leave
 from duetime.pipeline.jvm import JVM_ERRORS
 from duetime.pipeline.leases import held, hold
 from duetime.topics import TopicNames
@@ -120,7 +121,7 @@ class Election:
         if self._thread.is_alive():
             self._thread.join()
         if self.broken is None:
-            self._consumer.close()
+            leave(self._consumer)
 
     def _take_part(self) -> None:
         renew_s = 0.0
@@ -135,7 +136,7 @@ class Election:
                 # A leader without a JVM would keep others from delivering.
                 self.broken = error
                 self.is_leading.clear()
-                self._consumer.close()
+                leave(self._consumer)
                 return
             except Exception:
                 log.exception("could not take part in the election; trying again")
