@@ -13,7 +13,7 @@ LAYERS = (
     {"clock", "misnamed", "wheel", "ladder", "message", "payload", "backoff"},
     {"tables", "recurrence", "standing"},
     {"config"},
-    {"connection", "metrics", "topics", "required"},
+    {"connection", "leaving", "metrics", "topics", "required"},
     {"java"},
     {"columns"},
     {"envelopes", "stores"},

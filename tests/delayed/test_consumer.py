@@ -119,15 +119,17 @@ def test_index_files_spare_the_log_and_may_be_missing_or_damaged(topic, now_ms, 
 def test_index_files_may_be_lost_while_they_are_used(topic, now_ms, tmp_path, harm):
     files = {"delayed_index_location": str(tmp_path), "delayed_segment_records": 100}
     for number in range(2_000):
-        topic.send(now_ms + 3_000 + number * 7919 % 500, str(number))
+        topic.send(now_ms - 500 + number * 7919 % 500, str(number))
     topic.send(None, "first")
     topic.flush()
-    with topic.reader(**files, enable_auto_commit=False) as consumer:
+    clock = SetClock(now_ms - 4_000)
+    with topic.reader(**files, enable_auto_commit=False, clock=clock) as consumer:
         assert values(read(consumer, 1)) == ["first"]
         # Nothing of these is near yet, so their entries are in the files alone.
         assert consumer.metrics().index_bytes < 2_000 * 16
         for path in tmp_path.rglob("*.parquet"):
             harm(path)
+        clock.ms = now_ms
         found = read(consumer, 500)
         consumer.commit(found[0], asynchronous=False)
     order = sorted(range(2_000), key=lambda number: (number * 7919 % 500, number))
@@ -313,12 +315,14 @@ def test_what_retention_removes_before_its_time_is_counted_told_and_passed_over(
 ):
     counted = DELAYED_REMOVED._value.get()
     for number in range(100):
-        topic.send(now_ms + 1_000, str(number))
-    topic.send(now_ms + 1_500, "end")
+        topic.send(now_ms - 1_000, str(number))
+    topic.send(now_ms - 500, "end")
     topic.flush()
-    with topic.reader(delayed_kept_bytes=1) as consumer:
-        assert consumer.poll(0.5) is None
+    clock = SetClock(now_ms - 2_000)
+    with topic.reader(delayed_kept_bytes=1, clock=clock) as consumer:
+        eventually(lambda: consumer.poll(0) is None and consumer.metrics().index_entries == 101)
         topic.remove_before(60)
+        clock.ms = now_ms
         found = read(consumer, 41)
         assert values(found)[-1] == "end"
         assert consumer.metrics().removed == 60

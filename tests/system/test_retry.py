@@ -10,6 +10,7 @@ from tests.conftest import TRACE
 from tests.system.conftest import PATIENCE_S, Arrived
 
 from duetime.connection import librdkafka_properties
+from duetime.leaving import leave
 from duetime.retry import RETRIED, exponential, retry_later
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -42,7 +43,7 @@ class Worker:
                 self._consumer.commit(message, asynchronous=False)
 
     def close(self):
-        self._consumer.close()
+        leave(self._consumer)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import DuetimeError
 from duetime.kmq import Queue
+from duetime.leaving import leave
 
 #: Messages that are read at a time.
 BATCH = 1_000
@@ -142,7 +143,7 @@ def _read_raw(settings: Settings, task: Task) -> Pace:
     while pace.messages < task.messages and (some := consumer.consume(BATCH, timeout=PATIENCE_S)):
         read = sum(1 for each in some if not each.error() and each.value())
         pace.count(read, time.monotonic())
-    consumer.close()
+    leave(consumer)
     return pace
 
 
