@@ -174,6 +174,14 @@ def test_a_batch_that_failed_is_repeated_and_sends_each_run_once(live, point):
         ask(live, each, "stop")
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """How soon the pipeline answers a command on a busy machine is not what is asked."""
+    monkeypatch.setattr(asking, "KNOWN_S", PATIENCE_S)
+    monkeypatch.setattr(asking, "HEARD_S", PATIENCE_S)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_series_is_paused_goes_on_and_is_stopped_by_its_name(live, sender):
     yearly = Recurrence.of("@yearly", zone="Europe/Berlin", misfire="skip")
     assert sender.produce(live.topic(), "x", id="paused", recurrence=yearly) == "paused"
@@ -202,6 +210,7 @@ def duetime(live, capsys, monkeypatch):
     return run
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_command_lists_shows_pauses_resumes_and_stops_series(live, sender, duetime):
     name, topic = "by.command", live.topic()
     weekly = Recurrence.of("0 9 * * 1", zone="Europe/Berlin", misfire="skip")
