@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
-from tests.conftest import FROM_OUTSIDE, local_redis
+from tests.conftest import FROM_OUTSIDE, eventually, local_redis
 from tests.system.conftest import PATIENCE_S, Live, await_first_messages, fresh_settings
 from tests.system.test_recurring import MINUTE, every_minute
 from tests.system.test_restart import running
@@ -67,9 +67,11 @@ def pipeline(live, environment, tmp_path_factory):  # noqa: ARG001 (what it sets
 def example(live, pipeline):  # noqa: ARG001 (it must run)
     """The example as it runs, while others are tested."""
     arguments = live.settings.bootstrap, live.names.countdown, live.topic()
-    return subprocess.Popen(
-        [sys.executable, EXAMPLE, *arguments], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, EXAMPLE, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        # Where nobody has waited for its end.
+        process.kill()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -117,10 +119,10 @@ def test_the_commands_look_into_redis(live, duetime):
     code, out = duetime("reschedule", moved, "--in", "5s")
     assert code == 0, out
     assert out.strip() in [each.id for each in inbox.take(2)]
-    code, out = duetime("status", "--json")
     # Two cancels, and what they have cancelled.
-    assert json.loads(out)["waiting"] >= 4
-    assert json.loads(out)["late"] == 0
+    assert json.loads(duetime("status", "--json")[1])["waiting"] >= 4
+    # On a busy machine, what is due just now may be late for a moment.
+    eventually(lambda: json.loads(duetime("status", "--json")[1])["late"] == 0)
     assert "store: Redis " in duetime("doctor")[1]
 
 
