@@ -168,10 +168,9 @@ def test_a_message_that_waits_for_a_retry_is_cancelled(live, sender, dead, api):
     live.inbox(live.names.failed).until_id(lost)
 
     assert asked_to_cancel(api, lost, "bank") == (409, "too-late")
-    # 503, and to be asked again, where the pipeline has not heard of it in time.
-    cancelled = lambda: asked_to_cancel(api, lost, "shop") != (503, "kafka")  # noqa: E731 (as above)
-    eventually(cancelled)
-    # What has failed is read by the pipeline by now, and is kept: for whoever asks again.
+    # A busy pipeline may not have read yet what has failed: then it is to be asked again.
+    eventually(lambda: asked_to_cancel(api, lost, "shop") == (204, None))
+    # It is read by now, and is kept: for whoever asks again.
     live.inbox(live.names.failed).until_id(lost)
     assert asked_to_cancel(api, lost, "root") == (204, None)
     shown = api.get(f"/v1/messages/{lost}", headers=token_of("shop")).json()
