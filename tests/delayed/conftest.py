@@ -15,6 +15,9 @@ from duetime.message import DELIVER_AFTER_MS
 #: How long something may take on a busy machine, in seconds. Nothing waits for it in vain.
 PATIENCE_S = 60.0
 
+#: Of a producer: what a new topic's leader refuses at first is not written after what came later.
+IN_ORDER = {"enable.idempotence": True}
+
 #: Of a producer: what is reported takes up all its queue until the report has returned.
 ONE_AT_A_TIME = {"queue.buffering.max.messages": 1}
 
@@ -31,7 +34,7 @@ class DelayedTopic:
         settings = {"message.timestamp.type": "LogAppendTime"} | config
         topic = NewTopic(self.name, num_partitions=partitions, config=settings)
         self.admin.create_topics([topic])[self.name].result()
-        self._producer = Producer(silent | {"linger.ms": 5})
+        self._producer = Producer(silent | IN_ORDER | {"linger.ms": 5})
 
     def send(self, deliver_after_ms, value, partition=0, key=None, headers=()):
         """A record as any language may write it."""

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.conftest import eventually, small_settings
-from tests.delayed.conftest import ONE_AT_A_TIME, PATIENCE_S
+from tests.delayed.conftest import IN_ORDER, ONE_AT_A_TIME, PATIENCE_S
 
 from duetime.bench.load import revealed
 from duetime.connection import librdkafka_properties
@@ -52,7 +52,7 @@ class Shown:
         admin = AdminClient(librdkafka_properties(self.settings))
         for created in admin.create_topics(wanted).values():
             created.result()
-        self._producer = Producer(librdkafka_properties(self.settings) | OF_ANY_SIZE)
+        self._producer = Producer(librdkafka_properties(self.settings) | OF_ANY_SIZE | IN_ORDER)
         self._consumer = Consumer(librdkafka_properties(self.settings) | {"group.id": "test"})
 
     def send(self, after, value, partition=0, key=None, headers=()):
