@@ -116,7 +116,9 @@ END_S = 120
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item):
     """A failed test's end has a limit too: pytest-timeout forgets a test once it has failed."""
-    limit = pytest_timeout.Settings(END_S, "signal", False, False)
+    limit = pytest_timeout.Settings(
+        END_S, "signal", func_only=False, disable_debugger_detection=False
+    )
     item.ihook.pytest_timeout_set_timer(item=item, settings=limit)
     return (yield)
 

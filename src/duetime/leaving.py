@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import Consumer
@@ -22,12 +21,12 @@ def leave(consumer: Consumer, *, is_static: bool = False) -> None:
     lock there: nothing in the process goes on. So what there is to hear is heard before. A static
     member (KIP-345) keeps its partitions. Source: librdkafka's issues 4041, 4527 and 4884.
     """
+    if _is_closed(consumer):
+        return
     try:
-        # Closed already.
-        with suppress(RuntimeError):
-            if not is_static:
-                consumer.unsubscribe()
-            _hear(consumer, is_static=is_static)
+        if not is_static:
+            consumer.unsubscribe()
+        _hear(consumer, is_static=is_static)
     finally:
         consumer.close()
 
@@ -35,6 +34,15 @@ def leave(consumer: Consumer, *, is_static: bool = False) -> None:
 def is_static_member(properties: Mapping[str, Any]) -> bool:
     """Whether these properties of librdkafka make a static member of the group."""
     return bool(properties.get("group.instance.id"))
+
+
+def _is_closed(consumer: Consumer) -> bool:
+    # It has no other way to say so; what a callback raises later is not mistaken for it.
+    try:
+        consumer.assignment()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _hear(consumer: Consumer, *, is_static: bool) -> None:

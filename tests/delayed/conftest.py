@@ -2,11 +2,12 @@
 
 import time
 import uuid
+from functools import partial
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
-from tests.conftest import configure
+from tests.conftest import configure, eventually
 
 from duetime.clock import SystemClock
 from duetime.delayed import DelayedConsumer
@@ -28,7 +29,7 @@ class DelayedTopic:
     def __init__(self, bootstrap, partitions=1, **config):
         self.bootstrap = bootstrap
         self.name = f"delayed_{uuid.uuid4().hex[:8]}"
-        #: A broker that has stopped before they are gone is none of their business.
+        # A broker that has stopped before they are gone is none of their business.
         silent = {"bootstrap.servers": bootstrap, "log_level": 2}
         self.admin = AdminClient(silent)
         settings = {"message.timestamp.type": "LogAppendTime"} | config
@@ -59,12 +60,8 @@ class DelayedTopic:
     def add_partition(self, count):
         """One more; returns once a producer knows of it."""
         self.admin.create_partitions([NewPartitions(self.name, count)])[self.name].result()
-        until_s = time.monotonic() + PATIENCE_S
-        while self._partitions() < count:
-            assert time.monotonic() < until_s
-
-    def _partitions(self):
-        return len(self._producer.list_topics(self.name, PATIENCE_S).topics[self.name].partitions)
+        known = partial(self._producer.list_topics, self.name, PATIENCE_S)
+        eventually(lambda: len(known().topics[self.name].partitions) >= count, within_s=PATIENCE_S)
 
     def configure(self, name, value):
         """Change one of its settings."""
