@@ -8,6 +8,7 @@
     │   └── ClientFailed    its client in this process has failed for good
     ├── StoreError          the store (Redis) does not answer, or refuses
     ├── Paused              the leader stood still for so long that another leads
+    ├── OutcomeKnown        a write has failed, and each record's outcome is known
     ├── UnknownMessage      nothing that waits has this id, and no series this name
     ├── TooLate             the message is delivered, or about to be
     ├── Refused             the HTTP API refuses, for a reason that only HTTP has
@@ -61,6 +62,10 @@ class Reason(StrEnum):
     NO_SUCH_PARTITION = "no-such-partition"
     TOO_LARGE_FOR_TOPIC = "too-large-for-topic"
     NO_KEY = "no-key"
+    NO_LEADER = "no-leader"
+    NOT_ENOUGH_REPLICAS = "not-enough-replicas"
+    NOT_ACKNOWLEDGED = "not-acknowledged"
+    REFUSED_BY_BROKER = "refused-by-broker"
     EXPIRED = "expired"
     RETRIES_OVER = "retries-over"
 
@@ -118,6 +123,12 @@ class Paused(DuetimeError):
     """The leader stood still for so long that another leads."""
 
     reason = "paused"
+
+
+class OutcomeKnown(DuetimeError):
+    """A write has failed, and of each of its records is known whether it was written."""
+
+    reason = "refused"
 
 
 class UnknownMessage(DuetimeError):

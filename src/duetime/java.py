@@ -55,6 +55,13 @@ def set_system_property(name: Column, value: Column) -> Column:
     return _property("setProperty", name, value)
 
 
+def murmur2(key: Column) -> Column:
+    """int: the hash that Kafka's Java producer places a key by; null for no key."""
+    java = _java()
+    utils = "org.apache.kafka.common.utils.Utils"
+    return _column(java.static(utils, "murmur2", java.int, [_expression(key)], nullable=True))
+
+
 def slept(ms: Column) -> Column:
     """boolean, true: after so many ms. A task that is killed is woken."""
     # Thread.sleep gives nothing back, which compiled code cannot assign; a latch that nobody
@@ -105,6 +112,7 @@ class _Java:
         self.utils = self._class("org.apache.spark.sql.classic.ExpressionUtils")
         types = self._class("org.apache.spark.sql.types.DataTypes")
         self.long, self.boolean, self.string = types.LongType, types.BooleanType, types.StringType
+        self.int = types.IntegerType
         self._object = self._class("org.apache.spark.sql.types.ObjectType")
         self.text = self.object("java.lang.String")
         unit = "java.util.concurrent.TimeUnit"
@@ -112,7 +120,10 @@ class _Java:
         self.milliseconds = literal(self._class(unit).MILLISECONDS, self.object(unit))
 
     def cls(self, name: str) -> Any:  # noqa: ANN401 (as above)
-        return self._classes.forName(name)
+        # By the loader that knows the connector's jars, too.
+        threads = self._class("java.lang.Thread")
+        loader = threads.currentThread().getContextClassLoader()
+        return self._classes.forName(name, True, loader)
 
     def object(self, name: str) -> Any:  # noqa: ANN401 (as above)
         """The type of a Java object that is no value of Spark's."""

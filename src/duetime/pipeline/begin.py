@@ -15,6 +15,8 @@ from duetime.pipeline import notices
 from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.failures import failures
 from duetime.pipeline.intake import Intake, intake_records
+from duetime.pipeline.isolated import BATCH as ISOLATED_BATCH
+from duetime.pipeline.isolated import ISOLATED, Isolated
 from duetime.pipeline.kafka import ALL, read_stream, start_micro_batches, start_real_time
 from duetime.pipeline.lanes import lanes
 from duetime.pipeline.notices import NOTICES
@@ -63,6 +65,7 @@ class Begin:
             "lanes": self._lanes,
             "intake": self._intake,
             "failures": self._failures,
+            ISOLATED: self._isolated,
             RECURRING: self._recurring,
         }
         if self._settings.store_kind != "kafka":
@@ -99,6 +102,12 @@ class Begin:
         written, begun_ms = self._written[None], self._clock.now_ms()
         handle = failures(self._settings, self._destinations, written, begun_ms)
         return start_micro_batches(failed, handle, self._settings, "failures")
+
+    def _isolated(self) -> StreamingQuery:
+        records = self._in_batches(self._names.isolated, most=ISOLATED_BATCH)
+        begun_ms = self._clock.now_ms()
+        handle = Isolated(self._settings, self._destinations, self._written, begun_ms)
+        return start_micro_batches(records, handle, self._settings, ISOLATED)
 
     def _recurring(self) -> StreamingQuery:
         said = self._in_batches(self._names.recurring, most=RECURRING_BATCH)

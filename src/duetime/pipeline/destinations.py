@@ -8,21 +8,25 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from dataclasses import dataclass
 
-from confluent_kafka import KafkaException, Producer, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, TopicMetadata
 from pyspark.sql import SparkSession
 
 from duetime import java
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
+from duetime.errors import Reason
+from duetime.pipeline.details import AT_ONCE, TIMEOUT_S, Details, Stuck, stuck_partitions
 from duetime.pipeline.jvm import jvm
 from duetime.pipeline.leases import hold
 from duetime.pipeline.obstacles import (
     BATCH_BYTES,
     COMPACTED,
     DENIED,
+    ISOLATED,
+    STUCK,
     UNKNOWN,
     asked_name,
     reached_name,
@@ -40,24 +44,32 @@ ASKED_EVERY_S = 0.1
 #: How long a cluster counts as reached after it was asked and has answered, in seconds.
 REACHED_S = 4.0
 
-#: How often for their limits and our rights, in seconds; of a new topic at once.
-DETAILS_EVERY_S = 60.0
-
 #: How many topics are looked for before the cluster is asked anew: while brokers create them, what
 #: counts as reached must not run out.
 CREATED_AT_ONCE = 50
 
-#: How many topics are asked about in one request.
-AT_ONCE = 500
+#: How long the records for a topic are sent one by one after one of them failed a sink, in seconds;
+#: doubled each time that happens, up to a day.
+ISOLATED_S, MOST_ISOLATED_S = 300.0, 86_400.0
 
-#: How long one request may take, in seconds.
-TIMEOUT_S = 10.0
+#: How long nothing is sent to a topic that has not acknowledged a record, in seconds.
+HELD_S = 30.0
 
 #: How long a cluster is waited for at the end that did not answer before, in seconds.
 CLOSE_S = 1.0
 
 #: What a delivered record has beside what its sender wrote, at most, in bytes: its due time and id.
 DELIVERED_BYTES = 512
+
+
+@dataclass(slots=True)
+class Trouble:
+    """What a destination has done to a sink, by the monotonic clock in seconds."""
+
+    #: How often it has failed one.
+    times: int = 0
+    isolated_until_s: float = 0.0
+    held_until_s: float = 0.0
 
 
 class Destinations:
@@ -76,6 +88,7 @@ class Destinations:
         self._room = settings.max_message_bytes + DELIVERED_BYTES + BATCH_BYTES
         self._published: dict[str, str] = {}
         self._details = Details()
+        self._troubles: dict[str, Trouble] = {}
         #: It did not answer the last time, which was told.
         self._is_silent = False
         self._lock = threading.Lock()
@@ -130,6 +143,29 @@ class Destinations:
                 break
         self.refresh()
 
+    def isolate(self, topic: str) -> None:
+        """Have each record for the topic sent by itself for a while: one has failed a sink."""
+        with self._lock:
+            trouble = self._troubles.setdefault(topic, Trouble())
+            if time.monotonic() >= trouble.isolated_until_s:
+                trouble.times += 1
+            pause_s = min(ISOLATED_S * 2 ** (trouble.times - 1), MOST_ISOLATED_S)
+            trouble.isolated_until_s = time.monotonic() + pause_s
+        log.warning("records are sent one by one topic=%s seconds=%.0f", topic, pause_s)
+        self.refresh()
+
+    def hold(self, topic: str) -> None:
+        """Have nothing sent to the topic for a moment: it has not acknowledged a record."""
+        with self._lock:
+            trouble = self._troubles.setdefault(topic, Trouble())
+            trouble.held_until_s = time.monotonic() + HELD_S
+        log.warning("nothing is sent, for lack of an answer topic=%s seconds=%.0f", topic, HELD_S)
+        self.refresh()
+
+    def knows(self, topic: str) -> bool:
+        """Whether the cluster has the topic, or had it a moment ago."""
+        return topic in self._published
+
     def _keep(self) -> None:
         refreshed_s = looked_s = time.monotonic()
         while not self._closing.wait(ASKED_EVERY_S):
@@ -166,18 +202,24 @@ class Destinations:
     def _known(self) -> dict[str, str]:
         """What is to be said of each topic."""
         found = self._admin.list_topics(timeout=TIMEOUT_S).topics
-        topics = {name: len(one.partitions) for name, one in found.items() if one.error is None}
+        topics = {name: one for name, one in found.items() if one.error is None}
         self._details.refresh(self._admin, topics)
-        return {name: self._said(name, partitions) for name, partitions in topics.items()}
+        now_s = time.monotonic()
+        return {name: self._said(name, one, now_s) for name, one in topics.items()}
 
-    def _said(self, topic: str, partitions: int) -> str:
+    def _said(self, topic: str, found: TopicMetadata, now_s: float) -> str:
+        """The entry of the table (`obstacles`)."""
         if topic in self._details.denied:
             return DENIED
-        limit = self._details.limits.get(topic)
-        narrow = limit is not None and limit < self._room
-        compacted = topic in self._details.compacted
-        said = f"{partitions}:{limit if narrow else ''}:{COMPACTED if compacted else ''}"
-        return said.rstrip(":")
+        detail, trouble = self._details.of(topic), self._troubles.get(topic, Trouble())
+        is_narrow = detail.limit is not None and detail.limit < self._room
+        is_isolated = detail.refuses_timestamps or now_s < trouble.isolated_until_s
+        marks = COMPACTED * detail.is_compacted + ISOLATED * is_isolated
+        said = f"{len(found.partitions)}:{detail.limit if is_narrow else ''}:{marks}"
+        stuck = stuck_partitions(found, detail.min_insync)
+        if now_s < trouble.held_until_s:
+            stuck = Stuck(Reason.NOT_ACKNOWLEDGED, frozenset(found.partitions))
+        return said + _stuck(stuck, found) if stuck else said.rstrip(":")
 
     def _publish(self, known: dict[str, str]) -> None:
         """Put into the JVM what has changed; a topic that is gone is unknown."""
@@ -199,6 +241,12 @@ class Destinations:
         self._published = known
 
 
+def _stuck(stuck: Stuck, found: TopicMetadata) -> str:
+    numbers = ",".join(map(str, sorted(stuck.partitions)))
+    healthy = min(found.partitions.keys() - stuck.partitions, default="")
+    return STUCK.join(("", str(stuck.reason), f",{numbers},", str(healthy)))
+
+
 def look_for(
     topics: Mapping[str | None, Iterable[str]], known: Mapping[str | None, Destinations]
 ) -> None:
@@ -206,47 +254,3 @@ def look_for(
     for cluster, wanted in topics.items():
         if cluster in known:
             known[cluster].look_for(wanted)
-
-
-class Details:
-    """What a list of topics does not say: how large a record may be, and whether we may write."""
-
-    def __init__(self) -> None:
-        self.limits: dict[str, int | None] = {}
-        self.compacted: set[str] = set()
-        self.denied: set[str] = set()
-        self._asked_s = -DETAILS_EVERY_S
-
-    def refresh(self, admin: AdminClient, topics: Iterable[str]) -> None:
-        """Ask for topics that are new, and for all of them once a minute."""
-        everything = time.monotonic() - self._asked_s >= DETAILS_EVERY_S
-        if everything:
-            self._asked_s = time.monotonic()
-        asked = [name for name in topics if everything or name not in self.limits]
-        for begin in range(0, len(asked), AT_ONCE):
-            self._ask(admin, asked[begin : begin + AT_ONCE])
-
-    def _ask(self, admin: AdminClient, topics: list[str]) -> None:
-        resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
-        for resource, answer in admin.describe_configs(
-            resources, request_timeout=TIMEOUT_S
-        ).items():
-            # Who may not read a topic's settings finds out by being refused.
-            self.limits.setdefault(resource.name, None)
-            with suppress(KafkaException):
-                config = answer.result()
-                self.limits[resource.name] = int(config["max.message.bytes"].value)
-                compacted = "compact" in config["cleanup.policy"].value
-                _put(self.compacted, resource.name, is_in=compacted)
-        described = admin.describe_topics(
-            TopicCollection(topics), include_authorized_operations=True, request_timeout=TIMEOUT_S
-        )
-        for name, answer in described.items():
-            with suppress(KafkaException):
-                rights = answer.result().authorized_operations
-                allowed = not rights or AclOperation.WRITE in rights
-                _put(self.denied, name, is_in=not allowed)
-
-
-def _put(names: set[str], name: str, *, is_in: bool) -> None:
-    (names.add if is_in else names.discard)(name)

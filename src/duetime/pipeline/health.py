@@ -20,6 +20,7 @@ from duetime.pipeline.jvm import ProducerMetrics
 from duetime.pipeline.kafka import client_id
 from duetime.pipeline.outbox import query_name
 from duetime.pipeline.queue_health import QueueHealth, forget, more_than
+from duetime.pipeline.turn import PRODUCERS
 from duetime.status import late_of
 from duetime.stores import Pending
 from duetime.stores.offsets import Offsets
@@ -36,7 +37,7 @@ EVERY_S = 10.0
 LEAVE_S = 2.0
 
 #: The sinks that write to destinations on this cluster, among other topics.
-SENDERS = ("intake", "lanes", "turn", "recover", "failures", "recurring")
+SENDERS = ("intake", "lanes", *PRODUCERS, "recover", "failures", "recurring")
 
 #: What the intake topics are called in metrics, in their order.
 CONTRACTS = ("native", "control", "airtel", "countdown", "scheduler")
@@ -192,6 +193,8 @@ class Deliveries:
     def _more_of(self, client: str) -> int:
         # In this order: what is sent meanwhile makes it too few for once, and not too many.
         total = self._sends.sent(client)
+        if total == self._totals[client]:
+            return 0
         sent = total - sum(self._sends.sent(client, topic) for topic in self._own)
         if total < self._totals[client]:
             # The producer was opened anew.
@@ -209,5 +212,5 @@ def _own(settings: Settings, cluster: str | None) -> list[str]:
     names = TopicNames(settings)
     wheel = (names.wheel(level) for level in range(settings.wheel_levels))
     outboxes = (names.outbox(each) for each in settings.clusters)
-    ended = (names.failed, names.dead, names.rejected)
+    ended = (names.isolated, names.failed, names.dead, names.rejected)
     return [*wheel, *outboxes, *ended, *names.own, names.lanes, names.store, names.series]

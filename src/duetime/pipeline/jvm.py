@@ -102,11 +102,31 @@ class ProducerMetrics:
         interface = java_class(java, "java.lang.Class").forName("javax.management.MBeanServer")
         self._given_up = java_array(spark, "record-error-total", of="String")
         self._sent = java_array(spark, "record-send-total", of="String")
+        held = "buffer-total-bytes", "buffer-available-bytes"
+        self._buffers = [java_array(spark, each, of="String") for each in held]
         self._methods = {each.getName(): each for each in interface.getMethods()}
 
     def given_up(self, client_id: str) -> int:
         """How many records a producer could not deliver; 0 where there is none of this name."""
         return self._sum(f"type=producer-metrics,client-id={client_id}", self._given_up)
+
+    def held_bytes(self, client_id: str) -> int:
+        """How much a producer holds that is neither acknowledged nor given up."""
+        bean = f"type=producer-metrics,client-id={client_id}"
+        total, available = (self._sum(bean, each) for each in self._buffers)
+        return total - available
+
+    def errors(self) -> dict[tuple[str, str], int]:
+        """How many records each producer could not deliver to each topic, where there are any."""
+        found = {}
+        for client in self._names("type=producer-metrics,*", "client-id"):
+            if not self.given_up(client):
+                continue
+            topics = f"type=producer-topic-metrics,client-id={client}"
+            for topic in self._names(f"{topics},*", "topic"):
+                if count := self._sum(f"{topics},topic={topic}", self._given_up):
+                    found[client, topic] = count
+        return found
 
     def sent(self, client_id: str, topic: str | None = None) -> int:
         """How many records it has sent, to all topics or to one; each try counts."""
@@ -123,6 +143,11 @@ class ProducerMetrics:
         found = self._asked("getAttributes", bean, attributes)
         # By number: the end of Java's iterators is an exception, which PySpark takes long to name.
         return int(sum(found.get(number).getValue() for number in range(found.size())))
+
+    def _names(self, pattern: str, key: str) -> list[str]:
+        """One part of the names of all beans that match."""
+        found = self._asked("queryNames", self._name(f"kafka.producer:{pattern}"), None)
+        return [each.getKeyProperty(key) for each in found.toArray()]
 
     def _asked(self, method: str, *given: Any) -> Any:  # noqa: ANN401 (as above)
         return self._methods[method].invoke(self._beans, java_array(self._spark, *given))

@@ -19,6 +19,8 @@ from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.fence import Fence
 from duetime.pipeline.health import Health, note_batch
 from duetime.pipeline.housekeeping import free_read
+from duetime.pipeline.isolated import ISOLATED
+from duetime.pipeline.isolation import Isolation
 from duetime.pipeline.jvm import ProducerMetrics
 from duetime.pipeline.kafka import client_id
 from duetime.pipeline.notices import Noticing, notices
@@ -60,6 +62,7 @@ class Means:
     destinations: Mapping[str | None, Destinations]
     turn: Turn
     sends: ProducerMetrics
+    isolation: Isolation
     #: Set once the process has warmed up.
     warm: Event
     #: What `written` reads is not freed meanwhile.
@@ -175,6 +178,7 @@ class Leader:
             begin.all(notice, waking),
             means.destinations[None].refresh,
             self._given_up,
+            means.isolation.blame,
             elsewhere=[query_name(cluster) for cluster in means.settings.clusters],
         )
 
@@ -214,7 +218,7 @@ class Leader:
             free_read(self._wheel, query)
         elif name == FAILURES:
             free_read(self._wheel, query, now_ms - self._settings.retry_backoff_max_ms)
-        elif name.startswith(OUTBOX) or name == RECURRING:
+        elif name.startswith(OUTBOX) or name in (RECURRING, ISOLATED):
             free_read(self._wheel, query, now_ms - DELIVERED_KEPT_MS)
         elif name == SAVING:
             free_read(self._wheel, query, now_ms - SAVED_KEPT_MS)

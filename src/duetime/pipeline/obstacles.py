@@ -4,9 +4,14 @@ A sink fails whole on one bad record, and waits a minute for a topic that does n
 is known of the cluster's topics (`destinations`) is a table that each row looks at: system
 properties of the JVM. One property a topic:
 
-    duetime.to.<topic> = <partitions>[:<bytes>][:compacted]     bytes, if it takes less than we do
+    duetime.to.<topic> = <partitions>[:<bytes>][:<marks>]
+                         <partitions>:[<bytes>]:[<marks>];<reason>;,<partition>,...;[<partition>]
                          denied                     it may not be written to
                          unknown                    it is gone; as one that has no property
+
+    bytes       if it takes less than we do
+    marks       `compacted`; `isolated`, if each of its records is sent by itself
+    reason      why some of its partitions take nothing now, then which, then one that does
 
 Pure columns: nobody is asked here.
 """
@@ -26,7 +31,23 @@ from duetime.pipeline.leases import held
 #: Kafka's DefaultRecordBatch (61 bytes) and DefaultRecord (at most 22 here).
 BATCH_BYTES = 128
 
-UNKNOWN, DENIED, COMPACTED = "unknown", "denied", "compacted"
+UNKNOWN, DENIED, COMPACTED, ISOLATED = "unknown", "denied", "compacted", "isolated"
+
+#: Separates what is known of a topic from what is known of its partitions that take nothing.
+STUCK = ";"
+
+#: What keeps a partition from taking records, and what a person can do about it.
+STUCK_DETAILS = {
+    Reason.NO_LEADER: "the destination's partition has no leader: see that its brokers run",
+    Reason.NOT_ENOUGH_REPLICAS: (
+        "the destination's partition has fewer replicas in sync than its min.insync.replicas: see "
+        "that its brokers run"
+    ),
+    Reason.NOT_ACKNOWLEDGED: (
+        "the destination's brokers did not acknowledge what was sent to it before: see what they "
+        "log about it"
+    ),
+}
 
 
 def known_of(settings: Settings, topic: Column, cluster: Column) -> Column:
@@ -84,7 +105,7 @@ def obstacles(
             detail="the destination has fewer partitions than due-partition asks for",
         ),
         Refusal(
-            when=key.isNull() & F.endswith(known, F.lit(COMPACTED)),
+            when=key.isNull() & known.contains(COMPACTED),
             reason=Reason.NO_KEY,
             detail="the destination is compacted, and takes no message without a key",
         ),
@@ -93,7 +114,39 @@ def obstacles(
             reason=Reason.TOO_LARGE_FOR_TOPIC,
             detail="larger than the destination's max.message.bytes: raise it there",
         ),
+        *(
+            Refusal(
+                when=_is_stuck(known, reason, partition, partitions, key),
+                reason=reason,
+                detail=detail,
+            )
+            for reason, detail in STUCK_DETAILS.items()
+        ),
     ]
+
+
+def _is_stuck(
+    known: Column, reason: Reason, partition: Column, partitions: Column, key: Column
+) -> Column:
+    """Whether the row is for a partition that takes nothing now, for this reason."""
+    # As Kafka's own partitioner chooses (BuiltInPartitioner.partitionForKey).
+    by_key = java.murmur2(key).bitwiseAND(0x7FFFFFFF) % partitions
+    chosen = F.coalesce(partition, by_key, placed_elsewhere(known, key).cast("int"))
+    stuck = F.split_part(known, F.lit(STUCK), F.lit(3))
+    # One without a key, of which no partition takes any, is for none of them.
+    is_among = F.coalesce(stuck.contains(F.concat(F.lit(","), chosen, F.lit(","))), F.lit(True))
+    return F.when(known.contains(f"{STUCK}{reason}{STUCK}"), is_among)
+
+
+def placed_elsewhere(known: Column, key: Column) -> Column:
+    """string: a partition that takes records, for one without a key where some take none."""
+    healthy = F.nullif(F.split_part(known, F.lit(STUCK), F.lit(4)), F.lit(""))
+    return F.when(known.contains(STUCK) & key.isNull(), healthy)
+
+
+def is_isolated(known: Column) -> Column:
+    """Whether each record for the topic is sent by itself."""
+    return F.coalesce(known.contains(ISOLATED), F.lit(False))
 
 
 def is_reached(settings: Settings) -> Column:

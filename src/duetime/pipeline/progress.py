@@ -33,7 +33,8 @@ def progress(settings: Settings) -> Column:
     last = levels + lanes + 1
     outboxes = [names.outbox(each) for each in settings.clusters]
     stage = F.when(topic.isin(*outboxes), last).otherwise(stage)
-    stage = F.when(topic == names.failed, last + 1).otherwise(stage)
+    stage = F.when(topic == names.isolated, last + 1).otherwise(stage)
+    stage = F.when(topic == names.failed, last + 2).otherwise(stage)
     attempts = state_number(waiting_text(F.col("headers"), DUE_STATE), "attempts")
     within = F.coalesce(attempts, F.lit(0)) * ATTEMPT + stage
     return F.when(topic.isin(names.dead, names.rejected), F.lit(END)).otherwise(within)

@@ -72,9 +72,12 @@ class Queries:
         begin: Mapping[str, Callable[[], StreamingQuery]],
         refresh: Callable[[], None],
         given_up: Callable[[str], int],
+        blame: Callable[[Exception], object],
         elsewhere: Collection[str] = (),
     ) -> None:
         """`begin` has how each is started, by its name; `refresh` is called before that.
+
+        `blame` hears why one has failed, before it is started again.
 
         `given_up` says how many records a query's producer could not deliver: Spark asks for that
         with the next record, and an idle query would not fail for minutes. Those that deliver
@@ -86,6 +89,7 @@ class Queries:
             QUERY_FAILURES.labels(name)
         self._refresh = refresh
         self._given_up = given_up
+        self._blame = blame
         self._elsewhere = elsewhere
         self._stopping = threading.Event()
         # At once, because each takes seconds in a JVM that has just been started.
@@ -121,10 +125,10 @@ class Queries:
                 if running.restart_s <= time.monotonic():
                     self._begin_soon(running)
             elif running.query and (failed := running.query.exception()):
-                _put_off(running, failed)
+                self._put_off(running, failed)
             elif running.query and self._given_up(running.name) > running.given_up:
                 _stopped(running.query)
-                _put_off(running, DuetimeError("records could not be delivered in time"))
+                self._put_off(running, DuetimeError("records could not be delivered in time"))
             elif running.query:
                 visit(running.name, running.query)
 
@@ -148,21 +152,22 @@ class Queries:
             running.given_up = self._given_up(running.name)
             running.query = running.begin()
         except Exception as error:  # noqa: BLE001 (whatever it was, it is tried again)
-            _put_off(running, error)
+            self._put_off(running, error)
         else:
             if self._stopping.is_set():
                 # Whoever stops them may not have waited for so long.
                 _stopped(running.query)
 
-
-def _put_off(running: Running, failed: Exception) -> None:
-    if time.monotonic() - running.begun_s > WELL_S:
-        running.failures = 0
-    pause_s = min(REST_S * 2**running.failures, MOST_RESTART_S)
-    running.restart_s = time.monotonic() + pause_s
-    running.failures += 1
-    QUERY_FAILURES.labels(running.name).inc()
-    log.error("query failed query=%s restart_s=%.0f error=%s", running.name, pause_s, words(failed))
+    def _put_off(self, running: Running, failed: Exception) -> None:
+        self._blame(failed)
+        if time.monotonic() - running.begun_s > WELL_S:
+            running.failures = 0
+        pause_s = min(REST_S * 2**running.failures, MOST_RESTART_S)
+        running.restart_s = time.monotonic() + pause_s
+        running.failures += 1
+        QUERY_FAILURES.labels(running.name).inc()
+        name, told = running.name, words(failed)
+        log.error("query failed query=%s restart_s=%.0f error=%s", name, pause_s, told)
 
 
 def _stopped(query: StreamingQuery) -> None:

@@ -235,5 +235,5 @@ def _own_topics(settings: Settings) -> list[str]:
     names = TopicNames(settings)
     wheel = [names.wheel(level) for level in range(settings.wheel_levels)]
     outboxes = [names.outbox(each) for each in settings.clusters]
-    ends = [names.failed, names.dead, names.rejected]
+    ends = [names.isolated, names.failed, names.dead, names.rejected]
     return [*wheel, *outboxes, names.store, names.lanes, *ends]

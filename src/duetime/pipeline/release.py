@@ -14,6 +14,7 @@ from typing import Generic
 
 from duetime.clock import Clock
 from duetime.config import Settings
+from duetime.errors import OutcomeKnown
 from duetime.metrics import RESCUED
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.kafka import REST_S
@@ -23,8 +24,9 @@ from duetime.wheel import Slot, Wheel
 
 log = logging.getLogger(__name__)
 
-#: Windows that may be open at once: one being planned, one being sent, and room for heavy ones.
-WINDOWS = 6
+#: Windows that may be open at once: one being planned, one being sent, and room for heavy ones and
+#: for those that wait for a broker's answer, which may take the delivery timeout of 10 s.
+WINDOWS = 16
 
 #: Far slots and rescues at once. They are in no hurry, and must not take the cores from windows.
 BACKGROUND = 2
@@ -208,8 +210,21 @@ class Release(Generic[ClaimT]):
             self._turn(claims)
             reach(Point.TURN_SENT)
             self._store.settle(claims)
+        except OutcomeKnown as error:
+            log.warning("turn failed; it is repeated at once error=%s claims=%s", error, claims)
+            self._repeat(claims)
         except Exception:
-            log.exception("turn failed; rescue repeats it: %s", claims)
-            rest = threading.Timer(REST_S, self._store.give_up, [claims])
+            log.exception("turn failed; it is repeated after a rest: %s", claims)
+            rest = threading.Timer(REST_S, self._repeat, [claims])
             rest.daemon = True
             rest.start()
+
+    def _repeat(self, claims: Sequence[ClaimT]) -> None:
+        """Take up what has failed: as begun, so that what is written is read back."""
+        self._store.give_up(claims)
+        if self._stopping.is_set():
+            return
+        try:
+            self.rescue_once()
+        except Exception:
+            log.exception("could not repeat a failed turn; rescue will")

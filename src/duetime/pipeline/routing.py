@@ -34,7 +34,13 @@ from duetime.message import (
     WAITING_HEADERS,
 )
 from duetime.pipeline.election import lease_is_held
-from duetime.pipeline.obstacles import known_of, looked_for, obstacles
+from duetime.pipeline.obstacles import (
+    is_isolated,
+    known_of,
+    looked_for,
+    obstacles,
+    placed_elsewhere,
+)
 from duetime.pipeline.rows import SinkRow, Waiting, choose
 from duetime.topics import OVERHEAD_BYTES, TopicNames
 
@@ -73,17 +79,23 @@ class Routes:
         )
 
     def delivered(self, message: Waiting) -> SinkRow:
-        """To its destination, or on its way to another cluster."""
+        """To its destination, or on its way to another cluster, or to be sent by itself."""
         outbox = F.concat(F.lit(self._names.outbox("")), message.cluster)
         return choose(
+            (is_isolated(F.col(KNOWN)), self.isolated(message)),
             (message.cluster.isNotNull(), _own(outbox, F.lit(None), message)),
             otherwise=self.destination(message),
         )
 
     def destination(self, message: Waiting) -> SinkRow:
         """To where the sender wanted it, on whatever cluster the sink is for."""
+        partition = F.coalesce(message.partition, placed_elsewhere(F.col(KNOWN), message.key))
         headers = delivered_headers(message.headers)
-        return SinkRow(message.topic, message.partition, message.key, message.value, headers)
+        return SinkRow(message.topic, partition, message.key, message.value, headers)
+
+    def isolated(self, message: Waiting) -> SinkRow:
+        """To where each record is sent by itself, because one of them may be refused."""
+        return _own(F.lit(self._names.isolated), F.lit(None), message)
 
     def lane(self, message: Waiting, now: Column) -> SinkRow:
         """To the longest lane that ends in time; below the shortest, to the shortest."""
@@ -165,9 +177,12 @@ class Routes:
     def sent(self, message: Waiting) -> SinkRow:
         """To its destination, or where the column `why` has an obstacle, to what has failed."""
         why = F.col("why")
-        return choose(
-            (why.isNotNull(), self.failed(message, why)), otherwise=self.delivered(message)
-        )
+        cases = [(why.isNotNull(), self.failed(message, why))]
+        if message.attempts is not None:
+            # What was refused once may be again, and must not fail the sink for others.
+            is_retry = (message.attempts > 0) & message.cluster.isNull()
+            cases.append((is_retry, self.isolated(message)))
+        return choose(*cases, otherwise=self.delivered(message))
 
     def failed(self, message: Waiting, why: Column) -> SinkRow:
         """To the topic of what could not be delivered: as it waited, with the reason on top."""

@@ -86,6 +86,8 @@ class Waiting:
     value: Column
     #: With WAITING_HEADERS in front.
     headers: Column
+    #: How often it was tried before; null, or no column, if it was not.
+    attempts: Column | None = None
 
     @property
     def is_cancel(self) -> Column:
@@ -137,6 +139,7 @@ def waiting_record() -> Waiting:
         key=F.col("key"),
         value=F.col("value"),
         headers=headers,
+        attempts=state_number(state, "attempts"),
     )
 
 

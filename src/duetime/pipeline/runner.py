@@ -17,6 +17,7 @@ from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.election import Election
 from duetime.pipeline.fence import Fence
 from duetime.pipeline.housekeeping import Tally
+from duetime.pipeline.isolation import Isolation
 from duetime.pipeline.jvm import ProducerMetrics, jvm
 from duetime.pipeline.kafka import REST_S
 from duetime.pipeline.leader import Leader, Means
@@ -157,14 +158,17 @@ class Pipeline:
         destinations = {each: self._destinations_of(each) for each in clusters}
         keeping = Keeping()
         written = {each: self._written_at(each, keeping) for each in clusters}
+        sends = ProducerMetrics(self.spark)
+        isolation = Isolation(self._settings, destinations, sends)
         return Means(
             spark=self.spark,
             settings=self._settings,
             clock=self._clock,
             written=written,
             destinations=destinations,
-            turn=Turn(self.spark, self._settings, written[None]),
-            sends=ProducerMetrics(self.spark),
+            turn=Turn(self.spark, self._settings, written[None], isolation),
+            sends=sends,
+            isolation=isolation,
             warm=self._warm,
             keeping=keeping,
             fence=self._fence,

@@ -10,9 +10,12 @@ sorting rows side by side: no shuffle, which would cost more than everything els
 """
 
 import logging
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from queue import PriorityQueue
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import Window as W
@@ -20,11 +23,12 @@ from pyspark.sql import functions as F
 
 from duetime.columns import now_ms, slept_until, source
 from duetime.config import Settings
-from duetime.errors import Reason, words
+from duetime.errors import OutcomeKnown, Reason, words
 from duetime.message import LATEST_MS
 from duetime.metrics import CANCELLED
 from duetime.pipeline.claims import read_claims
-from duetime.pipeline.kafka import write_batch
+from duetime.pipeline.isolation import Isolation
+from duetime.pipeline.kafka import DELIVERY_TIMEOUT_S, client_id, write_batch
 from duetime.pipeline.planned import Observed, PlannedOnce
 from duetime.pipeline.routing import Routes
 from duetime.pipeline.rows import SinkRow, Waiting, choose, waiting_record
@@ -36,8 +40,18 @@ log = logging.getLogger(__name__)
 #: The order in which messages came: to the intake, and of those in one ms, to the slot.
 ARRIVAL = ("taken_ms", "offset")
 
-#: What its producer is called.
+#: What counts the cancelled is called.
 TURN = "turn"
+
+#: What the producers of turns are called. A sink waits until its producer holds nothing any more,
+#: whoever's records those are: so each turn has one of its own while it runs.
+PRODUCERS = [f"{TURN}-{number}" for number in range(24)]
+
+#: How long a failed turn's producer may take for what it still holds, in seconds.
+QUIET_S = 3.0
+
+#: How often is looked whether it holds anything, in seconds.
+LOOK_S = 0.05
 
 
 class Turn:
@@ -47,7 +61,19 @@ class Turn:
     turn every second, and planning is most of what it costs.
     """
 
-    def __init__(self, spark: SparkSession, settings: Settings, written: Written) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        written: Written,
+        isolation: Isolation | None = None,
+    ) -> None:
+        """`isolation` hears what has failed; None where nothing is sent."""
+        self._isolation = isolation
+        # The lowest first: few of them are ever opened.
+        self._producers: PriorityQueue[tuple[int, str]] = PriorityQueue()
+        for each in enumerate(PRODUCERS):
+            self._producers.put(each)
         self._spark = spark
         self._written = written
         self._settings = settings
@@ -68,15 +94,46 @@ class Turn:
         """Empty these; returns when everything is acknowledged.
 
         Safe to repeat with claims that know when they were begun: what is written is read back.
+        Raises OutcomeKnown where it has failed, and may be repeated at once.
         """
+        with self._producer() as producer:
+            self._empty(claims, producer)
+
+    @contextmanager
+    def _producer(self) -> Iterator[str]:
+        """The name of a producer that no other turn has meanwhile."""
+        number, name = self._producers.get()
+        begun_s = time.monotonic()
+        try:
+            yield name
+        except Exception as error:
+            if self._isolation and self._isolation.blame(error):
+                self._raise_if_known(error, name, begun_s)
+            raise
+        finally:
+            self._producers.put((number, name))
+
+    def _raise_if_known(self, error: Exception, producer: str, begun_s: float) -> None:
+        """Raise OutcomeKnown once the failed turn's producer holds nothing any more.
+
+        Younger than its delivery timeout, no record of it can have been given up without an answer.
+        """
+        isolation, until_s = self._isolation, time.monotonic() + QUIET_S
+        until_s = min(until_s, begun_s + DELIVERY_TIMEOUT_S)
+        while isolation and time.monotonic() < until_s:
+            if isolation.is_quiet(client_id(self._settings, producer)):
+                raise OutcomeKnown(words(error)) from error
+            time.sleep(LOOK_S)
+
+    def _empty(self, claims: Sequence[Claim], producer: str) -> None:
         records = read_claims(self._spark, self._settings, claims)
         begun = [each.begun_ms for each in claims if each.begun_ms is not None]
         if begun:
             # What the first try left out is counted then, or never.
-            write_batch(self.rows(records, min(begun)), self._settings, TURN)
+            write_batch(self.rows(records, min(begun)), self._settings, producer)
             return
         planned = self._planned[type(claims[0])].observed(records)
-        write_batch(planned.rows, self._settings, TURN)
+        write_batch(planned.rows, self._settings, producer)
         count_cancelled(planned)
 
     def rows(self, records: DataFrame, begun_ms: int | None = None) -> DataFrame:

@@ -39,7 +39,7 @@ COLUMNS = pa.schema(
 def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
     """The rows of VALUES and headers."""
     columns = (batch.column(name).to_pylist() for name in VALUES)
-    headers = _headers(batch.column("headers"))
+    headers = headers_in(batch.column("headers"))
     for id_, due_ms, is_cancel, *place_and_payload, own in zip(*columns, headers, strict=True):
         row = packed(Record._make([*place_and_payload, own]))
         yield Row(name_of(id_, due_ms, is_cancel=is_cancel), id_, due_ms, row)
@@ -70,7 +70,8 @@ def batch_of(records: Sequence[Record], topic: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=COLUMNS)
 
 
-def _headers(column: pa.ListArray) -> Iterator[list[Header]]:
+def headers_in(column: pa.ListArray) -> Iterator[list[Header]]:
+    """The headers of each record of a column."""
     # Flat, and cut by the offsets: taking the nested lists apart one by one costs twice as much.
     names, values = (column.values.field(each).to_pylist() for each in range(2))
     ends = column.offsets.to_pylist()
