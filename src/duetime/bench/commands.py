@@ -10,7 +10,16 @@ import typer
 
 from duetime.bench.display import show
 from duetime.bench.load import LoadPlan
-from duetime.bench.options import AsJson, Kafka, Messages, Runs, Store, ValueBytes, parse_range
+from duetime.bench.options import (
+    AsJson,
+    Kafka,
+    Messages,
+    Mode,
+    Runs,
+    Store,
+    ValueBytes,
+    parse_range,
+)
 from duetime.bench.report import COUNTS
 from duetime.bench.result import summed_up
 from duetime.bench.testbed import OTHER, own_store, own_testbed, testbed, testbed_of_two
@@ -39,6 +48,10 @@ def lateness(  # noqa: PLR0913 (a command's options)
     ] = False,
     destinations: Annotated[int, typer.Option(min=1, help="Topics to deliver to.")] = 1,
     missing: Annotated[int, typer.Option(min=0, help="How many of them do not exist.")] = 0,
+    stuck: Annotated[
+        Mode | None,
+        typer.Option(help="Beside a destination that takes nothing; on brokers of its own."),
+    ] = None,
     store: Store = "kafka",
     kafka: Kafka = None,
     as_json: AsJson = False,
@@ -46,6 +59,8 @@ def lateness(  # noqa: PLR0913 (a command's options)
     """How late messages come that go the whole way, through a warm pipeline."""
     from duetime.bench import lateness as bench  # noqa: PLC0415 (imports Spark)
 
+    if stuck and (kafka or outbox or missing or runs > 1 or destinations > 1 or store != "kafka"):
+        raise typer.BadParameter("--stuck goes with --rate, --seconds, --delay and --value-bytes")
     if missing >= destinations:
         raise typer.BadParameter("--missing must be less than --destinations")
     plan = LoadPlan(
@@ -56,6 +71,9 @@ def lateness(  # noqa: PLR0913 (a command's options)
         value_bytes=value_bytes,
         cluster=OTHER if outbox else None,
     )
+    if stuck:
+        show("lateness", _beside_stuck(stuck, plan, warm_up), as_json=as_json)
+        return
     targets, beds = bench.Targets(destinations, missing), testbed_of_two if outbox else testbed
     with own_store(store) as place, beds(kafka, store=place) as settings:
         done = bench.lateness(settings, plan, runs, warm_up, targets)
@@ -64,6 +82,13 @@ def lateness(  # noqa: PLR0913 (a command's options)
     if timeline:
         result["timeline"] = [asdict(second) for second in done[-1].seconds]
     show("lateness", result, as_json=as_json)
+
+
+def _beside_stuck(mode: Mode, plan: LoadPlan, warm_up_s: float) -> dict[str, int | None]:
+    from duetime.bench.stuck import stuck, stuck_testbed  # noqa: PLC0415 (imports Spark)
+
+    with stuck_testbed() as bed:
+        return stuck(bed, mode, plan, warm_up_s).figures()
 
 
 @app.command()

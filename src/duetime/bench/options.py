@@ -1,5 +1,6 @@
 """What the benchmarks' commands have in common: options that mean the same in all of them."""
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -24,6 +25,14 @@ AsJson = Annotated[
 Messages = Annotated[int, typer.Option(min=1, help="How many messages.")]
 ValueBytes = Annotated[int, typer.Option(min=100, help="Size of each message's value.")]
 Runs = Annotated[int, typer.Option(min=1, help="Repeat, and show medians and their spread.")]
+
+
+class Mode(StrEnum):
+    """What keeps the destination from taking anything."""
+
+    LEADERLESS = "leaderless"
+    REFUSING = "refusing"
+    MISSING = "missing"
 
 
 def parse_range(text: str) -> tuple[int, int]:
