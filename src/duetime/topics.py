@@ -1,5 +1,7 @@
 """What duetime's own topics are called (`required`: what they must be like)."""
 
+from collections.abc import Collection
+
 from duetime.config import Settings
 
 #: What duetime's own headers (and a rejected record's error headers) may add to a record, in bytes.
@@ -7,6 +9,10 @@ OVERHEAD_BYTES = 64 * 1024
 
 #: What the name of a delayed topic ends with that has a visible one.
 DELAYED = ".delayed"
+
+
+#: What the names of two topics end with that every namespace has; behind the second is a level.
+LEADER, WHEEL = ".leader", ".wheel."
 
 
 def native_topic(namespace: str) -> str:
@@ -35,7 +41,7 @@ class TopicNames:
         self.warmup = f"{self._prefix}.warmup"
         self.wake = f"{self._prefix}.wake"
         self.redelivery_group = f"{self._prefix}.redelivery"
-        self.leader = f"{self._prefix}.leader"
+        self.leader = f"{self._prefix}{LEADER}"
         self.leader_group = f"{self._prefix}.leader"
         self.release_group = f"{self._prefix}.release"
 
@@ -49,7 +55,7 @@ class TopicNames:
 
     def wheel(self, level: int) -> str:
         """The topic of one level of the wheel."""
-        return f"{self._prefix}.wheel.{level}"
+        return f"{self._prefix}{WHEEL}{level}"
 
     @property
     def own(self) -> list[str]:
@@ -60,6 +66,15 @@ class TopicNames:
     def intake(self) -> list[str]:
         """Every topic that the intake query reads."""
         return [self.native, self.control, self.airtel, self.countdown, self.scheduler]
+
+
+def namespaces(topics: Collection[str]) -> set[str]:
+    """Return the namespaces of duetime on a cluster that has these topics.
+
+    A namespace has a topic that elects a leader, and a wheel.
+    """
+    found = (name.removesuffix(LEADER) for name in topics if name.endswith(LEADER))
+    return {name for name in found if f"{name}{WHEEL}0" in topics}
 
 
 def own_destinations(settings: Settings) -> set[tuple[str | None, str]]:
