@@ -195,8 +195,8 @@ class Settings(Connection, BaseSettings):
     )
     callback_networks: list[IPvAnyNetwork] = Field(
         default_factory=list,
-        description="Networks that callbacks may reach although they are loopback, link-local or "
-        "otherwise special, such as `127.0.0.0/8`",
+        description="Networks that callbacks may reach although they are private, loopback, "
+        "link-local or otherwise not of the Internet, such as `10.0.0.0/8`",
     )
     callback_attempts: Annotated[int, Field(ge=1)] = Field(
         5, description="How often a callback is tried"
