@@ -32,6 +32,7 @@ from duetime.tables import (
     DELAYED_PATTERN,
     NAME_PATTERN,
     QUEUE_PATTERN,
+    Allowed,
     ApiToken,
     Cluster,
     Connection,
@@ -91,6 +92,12 @@ class Settings(Connection, BaseSettings):
         description="Delayed topics (KIP-1277), by their name: a table each with "
         '`"delayed.delivery.enable" = true`, and perhaps `"delayed.delivery.max.ms"` for another '
         "limit than 15 minutes; what is sent to `orders.delayed` appears on `orders`",
+    )
+    allow: dict[str, Allowed] = Field(
+        default_factory=dict,
+        description="Where messages may go, by the intake topic that they come in by: a table each "
+        "with `topics` (patterns) and perhaps `clusters`; what comes in by a topic without a table "
+        "may go anywhere ([security](operating.md#who-may-send-where))",
     )
     intake_partitions: Annotated[int, Field(ge=1)] = Field(
         4, description="Partitions of the native intake topic where duetime creates it"
@@ -213,7 +220,8 @@ class Settings(Connection, BaseSettings):
     api_tokens: dict[Annotated[str, Field(pattern=NAME_PATTERN)], ApiToken] = Field(
         default_factory=dict,
         description="Who may use it, by name: a table each with `token`, and if need be `topics` "
-        "(patterns) and `rate` (messages a second); none is everybody on this machine",
+        "(patterns), `clusters` (patterns of other clusters where these topics are meant, too) and "
+        "`rate` (messages a second); none is everybody on this machine",
     )
     api_tls_certificate: Path | None = Field(
         None, description="PEM file of its certificate; with api_tls_key it speaks HTTPS only"
@@ -265,6 +273,18 @@ class Settings(Connection, BaseSettings):
                 "aerospike://host:port/namespace"
             )
         return store
+
+    @model_validator(mode="after")
+    def _allow_names_intake_topics(self) -> "Settings":
+        # A misspelt name would allow everything.
+        own = f"{self.namespace}.in"
+        known = (own, self.airtel_topic, self.countdown_topic, self.scheduler_topic)
+        for name in self.allow:
+            if name not in known:
+                raise ValueError(
+                    f"allow names {name}, which is no intake topic: name one of {', '.join(known)}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _times_fit_together(self) -> "Settings":

@@ -3,16 +3,13 @@
 from collections.abc import Collection
 
 from duetime.config import Settings
+from duetime.message import LEADER, WHEEL
 
 #: What duetime's own headers (and a rejected record's error headers) may add to a record, in bytes.
 OVERHEAD_BYTES = 64 * 1024
 
 #: What the name of a delayed topic ends with that has a visible one.
 DELAYED = ".delayed"
-
-
-#: What the names of two topics end with that every namespace has; behind the second is a level.
-LEADER, WHEEL = ".leader", ".wheel."
 
 
 def native_topic(namespace: str) -> str:
@@ -82,6 +79,11 @@ def own_destinations(settings: Settings) -> set[tuple[str | None, str]]:
     here = {(None, topic) for topic in TopicNames(settings).own}
     clusters = settings.clusters.items()
     return here | {(name, each.probe_topic) for name, each in clusters if each.probe_topic}
+
+
+def markers(settings: Settings) -> tuple[str, ...]:
+    """The topics of the markers of all queues."""
+    return tuple(own.markers_topic(name) for name, own in settings.queues.items())
 
 
 def enabled(settings: Settings) -> list[str]:
