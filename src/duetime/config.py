@@ -230,6 +230,14 @@ class Settings(Connection, BaseSettings):
     api_body_bytes: Annotated[int, Field(ge=1_024)] = Field(
         16 * 1024 * 1024, description="The largest body of a request"
     )
+    api_bodies_bytes: Annotated[int, Field(ge=1_024)] | None = Field(
+        None,
+        description="How much of all bodies is held at once, but for the first 64 KiB of each: a "
+        "request that finds no room is answered with 503 `busy`; none is four times api_body_bytes",
+    )
+    api_connections: Annotated[int, Field(ge=1)] = Field(
+        900, description="The most connections at a time; each may take a file descriptor"
+    )
     api_batch_messages: Annotated[int, Field(ge=1)] = Field(
         1_000, description="The most messages in one request"
     )
@@ -275,6 +283,15 @@ class Settings(Connection, BaseSettings):
         return store
 
     @model_validator(mode="after")
+    def _the_largest_body_has_room(self) -> "Settings":
+        if self.bodies_bytes < self.api_body_bytes:
+            raise ValueError(
+                f"api_bodies_bytes ({self.bodies_bytes}) must be at least api_body_bytes "
+                f"({self.api_body_bytes}), or the largest body would never find room"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _allow_names_intake_topics(self) -> "Settings":
         # A misspelt name would allow everything.
         own = f"{self.namespace}.in"
@@ -317,6 +334,11 @@ class Settings(Connection, BaseSettings):
         if self.store_kind == "aerospike":
             return min(self.max_message_bytes, AEROSPIKE_BYTES)
         return self.max_message_bytes
+
+    @property
+    def bodies_bytes(self) -> int:
+        """How much of all bodies the API holds at once, in bytes."""
+        return self.api_bodies_bytes or 4 * self.api_body_bytes
 
     @property
     def wheel(self) -> Wheel:
