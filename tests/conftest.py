@@ -258,11 +258,18 @@ def dead_letters_of(settings):
     """Writes dead letters, as the pipeline does."""
     producer = Producer(librdkafka_properties(settings))
 
-    def write(
-        topic="to", reason="unknown-topic", last_ms=2_000, *, waits=True, passed_on=(), **record
+    def write(  # noqa: PLR0913 (all that a letter may have)
+        topic="to",
+        reason="unknown-topic",
+        last_ms=2_000,
+        *,
+        cluster="eu",
+        waits=True,
+        passed_on=(),
+        **record,
     ):
         failure = (reason, "so it is", "10", "1500", last_ms)
-        words = (topic, "3", "eu", "1000", "0000000003e8-a", *failure)
+        words = (topic, "3", cluster, "1000", "0000000003e8-a", *failure)
         headers = [("h", b"\x00"), *passed_on] + [
             (name, str(word)) for name, word in zip(LAST_WORDS, words, strict=True)
         ]

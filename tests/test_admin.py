@@ -3,7 +3,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.conftest import configure
 
 from duetime import admin
-from duetime.admin import check_topics, create_topics, topic_problems
+from duetime.admin import check_topics, create_topics, find_topics, topic_problems, tune_topics
+from duetime.advice import advice
 from duetime.connection import librdkafka_properties
 from duetime.errors import ConfigError, KafkaError
 from duetime.required import required_topics
@@ -112,6 +113,30 @@ def test_a_topic_whose_senders_may_stamp_records_so_that_spark_cannot_read_them_
     for topic in ("in.airtel", "in.scheduler", "control"):
         altered(topic, name, "86400000")
     assert topic_problems(settings) == []
+
+
+def test_segments_of_existing_topics_are_changed_to_what_they_should_be(settings, altered):
+    # As topics were created on every level, until segments followed from what a level holds.
+    old = {"segment.bytes": "16777216", "segment.ms": "60000", "segment.index.bytes": "1048576"}
+    for topic in ("wheel.1", "wheel.2"):
+        for name, value in old.items():
+            full_name = altered(topic, name, value)
+    wheel = next(each for each in required_topics(settings) if each.name == full_name)
+    wanted = {name: wheel.settings[name] for name in old}
+    assert "segment.ms 60000 ->" in advice(settings, find_topics(settings))["segments"]
+
+    changed = tune_topics(settings)
+
+    assert len(changed) == 2
+    told = f"segment.ms 60000 -> {wanted['segment.ms']}"
+    assert any(each.startswith(f"{full_name}: ") and told in each for each in changed)
+    found = find_topics(settings)
+    assert {name: found.configs[full_name][name] for name in old} == wanted
+    assert "segments" not in advice(settings, found)
+    assert tune_topics(settings) == []
+    # What duetime does not mind stays as somebody has set it.
+    altered("wheel.2", "max.message.bytes", "10000000")
+    assert tune_topics(settings) == []
 
 
 def test_a_wheel_of_another_size_is_refused_and_kept(settings, cluster):

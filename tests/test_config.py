@@ -190,3 +190,16 @@ def test_settings_do_not_change_once_read():
     settings = load_settings()
     with pytest.raises(ValidationError):
         settings.namespace = "other"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"api_bodies_bytes": 2_000, "api_body_bytes": 2_001}, {"api_bodies_bytes": 1_000_000}],
+)
+def test_the_largest_body_must_find_room(overrides):
+    assert "api_bodies_bytes" in refusal(**overrides)
+
+
+def test_room_for_bodies_follows_from_the_largest():
+    assert Settings(api_body_bytes=2_000).bodies_bytes == 8_000
+    assert Settings(api_body_bytes=2_000, api_bodies_bytes=2_000).bodies_bytes == 2_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from duetime.api.problems import STATUS
+from duetime.api.problems import BUSY, STATUS
 from duetime.clock import parse_instant
 from duetime.config import Settings
 from duetime.errors import DuetimeError, Reason
@@ -24,7 +24,7 @@ PROBLEMS = {
         for status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
     ),
     *(kind.reason for kind, _ in STATUS if kind.reason != DuetimeError.reason),
-    *("internal", "timeout"),
+    *("internal", "timeout", BUSY),
 }
 
 

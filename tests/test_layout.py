@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "duetime"
 #: From the bottom up; a module may import from its own layer and those below.
 LAYERS = (
     {"errors", "wording"},
-    {"clock", "misnamed", "wheel", "ladder", "message", "payload", "backoff"},
+    {"clock", "misnamed", "wheel", "ladder", "message", "payload", "backoff", "segments"},
     {"tables", "recurrence", "standing"},
     {"config"},
     {"connection", "leaving", "metrics", "topics", "required"},
@@ -18,7 +18,7 @@ LAYERS = (
     {"columns"},
     {"envelopes", "stores"},
     {"outgoing", "recurring", "series", "hearing", "producing", "copies"},
-    {"client", "http", "delaying", "admin", "callbacks", "status", "totals", "reach"},
+    {"client", "http", "delaying", "admin", "advice", "callbacks", "status", "totals", "reach"},
     {"delayed", "kmq"},
     {"transaction", "retry"},
     {"reschedule", "dead", "failed", "rejected", "cancelling", "asking", "local", "pipeline"},

@@ -84,9 +84,16 @@ def test_what_is_no_topic_name_is_refused(topic):
     assert reason_of(check_destination, topic, "duetime") == Reason.BAD_TOPIC
 
 
-@pytest.mark.parametrize("topic", ["__consumer_offsets", "__x", "duetime.in", "duetime.wheel.0"])
+@pytest.mark.parametrize(
+    "topic", ["__consumer_offsets", "__x", "duetime.in", "duetime.wheel.0", "jobs__markers"]
+)
 def test_internal_topics_are_no_destinations(topic):
     assert reason_of(check_destination, topic, "duetime") == Reason.INTERNAL_TOPIC
+
+
+def test_the_markers_of_a_queue_are_no_destination_whatever_they_are_called():
+    assert check_destination("work", "duetime") == "work"
+    assert reason_of(check_destination, "work", "duetime", ("work",)) == Reason.INTERNAL_TOPIC
 
 
 def test_every_reason_is_one_word_for_a_header():

@@ -1,4 +1,4 @@
-"""duetime's topics on the cluster: created where they are missing, and checked.
+"""duetime's topics on the cluster: created where they are missing, checked, and tuned.
 
 Each function asks the cluster twice at most, however many topics there are.
 """
@@ -6,12 +6,16 @@ Each function asks the cluster twice at most, however many topics there are.
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
     AdminClient,
+    AlterConfigOpType,
+    ClusterMetadata,
+    ConfigEntry,
     ConfigResource,
     NewTopic,
     ResourceType,
@@ -40,6 +44,17 @@ LEADERS_TIMEOUT_S = 60.0
 ASK_AGAIN_S = 0.05
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the cluster has."""
+
+    brokers: int
+    #: Every topic, by name; none that cannot be described.
+    topics: Mapping[str, TopicMetadata]
+    #: The settings of duetime's own topics, the cluster's defaults included.
+    configs: Mapping[str, Mapping[str, str]]
+
+
 def create_topics(settings: Settings) -> list[str]:
     """Create the missing topics, wait until they can be written to, and return their names.
 
@@ -63,15 +78,12 @@ def topic_problems(settings: Settings) -> list[str]:
 
     Raises KafkaError.
     """
-    topics = required_topics(settings)
-    contact = Contact(settings)
-    admin, existing = contact.admin, _existing(contact, settings)
-    configs = _configs(admin, [topic.name for topic in topics if topic.name in existing])
+    topics, found = required_topics(settings), find_topics(settings)
     problems = list(shared_names(topics))
     for topic in topics:
-        if topic.name in existing:
-            partitions = len(existing[topic.name].partitions)
-            problems += topic.problems(partitions, configs[topic.name])
+        if topic.name in found.topics:
+            partitions = len(found.topics[topic.name].partitions)
+            problems += topic.problems(partitions, found.configs[topic.name])
         else:
             problems.append(f"topic {topic.name} is missing: create it with `duetime topics`")
     return problems
@@ -82,13 +94,76 @@ def check_topics(settings: Settings) -> None:
     check_all(topic_problems(settings))
 
 
-def _existing(contact: Contact, settings: Settings) -> dict[str, TopicMetadata]:
-    """The cluster's topics by their names."""
+def find_topics(settings: Settings) -> Found:
+    """Return what the cluster has. Raises KafkaError."""
+    contact = Contact(settings)
+    cluster = _cluster(contact, settings)
+    topics = _described(cluster)
+    own = [topic.name for topic in required_topics(settings) if topic.name in topics]
+    configs = _configs(contact.admin, own)
+    return Found(brokers=len(cluster.brokers), topics=topics, configs=configs)
+
+
+def tune_topics(settings: Settings) -> list[str]:
+    """Alter the settings of existing topics that may be changed at any time.
+
+    Returns a sentence for each topic that was changed. Raises KafkaError, after all others are
+    changed, where the cluster refuses one.
+    """
+    found, admin = find_topics(settings), Contact(settings).admin
+    changes = {
+        topic.name: wanted
+        for topic in required_topics(settings)
+        if topic.name in found.configs and (wanted := topic.outdated(found.configs[topic.name]))
+    }
+    if not changes:
+        return []
+    resources = [_altered(name, wanted) for name, wanted in changes.items()]
+    answers = admin.incremental_alter_configs(resources, request_timeout=TIMEOUT_S)
+    refused = {
+        resource.name: error for resource, it in answers.items() if (error := it.exception())
+    }
+    changed = [
+        f"{name}: {changes_in_words(found.configs[name], wanted)}"
+        for name, wanted in changes.items()
+        if name not in refused
+    ]
+    for name, error in refused.items():
+        done = f" (changed: {'; '.join(changed)})" if changed else ""
+        raise KafkaError(
+            f"the settings of topic {name} could not be changed ({_reason(error)}): "
+            f"may this user alter topics?{done}"
+        )
+    return changed
+
+
+def changes_in_words(have: Mapping[str, str], wanted: Mapping[str, str]) -> str:
+    """Return which settings change, and from what to what."""
+    return ", ".join(f"{name} {have[name]} -> {value}" for name, value in wanted.items())
+
+
+def _altered(name: str, wanted: Mapping[str, str]) -> ConfigResource:
+    entries = [
+        ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+        for setting, value in wanted.items()
+    ]
+    return ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+
+
+def _cluster(contact: Contact, settings: Settings) -> ClusterMetadata:
     try:
-        found = contact.cluster(LOOKS_S, hopeless=TURNED_AWAY).topics
+        return contact.cluster(LOOKS_S, hopeless=TURNED_AWAY)
     except Unanswered as error:
         raise error.in_words(settings, "is the broker up, and is this its address?") from error
-    return {name: topic for name, topic in found.items() if topic.error is None}
+
+
+def _existing(contact: Contact, settings: Settings) -> dict[str, TopicMetadata]:
+    """The cluster's topics by their names."""
+    return _described(_cluster(contact, settings))
+
+
+def _described(cluster: ClusterMetadata) -> dict[str, TopicMetadata]:
+    return {name: topic for name, topic in cluster.topics.items() if topic.error is None}
 
 
 def _create(admin: AdminClient, topics: Iterable[Topic], settings: Settings) -> list[str]:
@@ -185,5 +260,5 @@ def _settings(name: str, answer: "Future[dict[str, Any]]") -> dict[str, str]:
     return {entry.name: entry.value for entry in entries.values() if entry.value is not None}
 
 
-def _reason(error: KafkaException) -> str:
+def _reason(error: BaseException) -> str:
     return str(error.args[0].str())

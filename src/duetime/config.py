@@ -32,6 +32,7 @@ from duetime.tables import (
     DELAYED_PATTERN,
     NAME_PATTERN,
     QUEUE_PATTERN,
+    Allowed,
     ApiToken,
     Cluster,
     Connection,
@@ -91,6 +92,12 @@ class Settings(Connection, BaseSettings):
         description="Delayed topics (KIP-1277), by their name: a table each with "
         '`"delayed.delivery.enable" = true`, and perhaps `"delayed.delivery.max.ms"` for another '
         "limit than 15 minutes; what is sent to `orders.delayed` appears on `orders`",
+    )
+    allow: dict[str, Allowed] = Field(
+        default_factory=dict,
+        description="Where messages may go, by the intake topic that they come in by: a table each "
+        "with `topics` (patterns) and perhaps `clusters`; what comes in by a topic without a table "
+        "may go anywhere ([security](operating.md#who-may-send-where))",
     )
     intake_partitions: Annotated[int, Field(ge=1)] = Field(
         4, description="Partitions of the native intake topic where duetime creates it"
@@ -195,8 +202,8 @@ class Settings(Connection, BaseSettings):
     )
     callback_networks: list[IPvAnyNetwork] = Field(
         default_factory=list,
-        description="Networks that callbacks may reach although they are loopback, link-local or "
-        "otherwise special, such as `127.0.0.0/8`",
+        description="Networks that callbacks may reach although they are private, loopback, "
+        "link-local or otherwise not of the Internet, such as `10.0.0.0/8`",
     )
     callback_attempts: Annotated[int, Field(ge=1)] = Field(
         5, description="How often a callback is tried"
@@ -213,7 +220,8 @@ class Settings(Connection, BaseSettings):
     api_tokens: dict[Annotated[str, Field(pattern=NAME_PATTERN)], ApiToken] = Field(
         default_factory=dict,
         description="Who may use it, by name: a table each with `token`, and if need be `topics` "
-        "(patterns) and `rate` (messages a second); none is everybody on this machine",
+        "(patterns), `clusters` (patterns of other clusters where these topics are meant, too) and "
+        "`rate` (messages a second); none is everybody on this machine",
     )
     api_tls_certificate: Path | None = Field(
         None, description="PEM file of its certificate; with api_tls_key it speaks HTTPS only"
@@ -221,6 +229,14 @@ class Settings(Connection, BaseSettings):
     api_tls_key: Path | None = Field(None, description="PEM file of that certificate's key")
     api_body_bytes: Annotated[int, Field(ge=1_024)] = Field(
         16 * 1024 * 1024, description="The largest body of a request"
+    )
+    api_bodies_bytes: Annotated[int, Field(ge=1_024)] | None = Field(
+        None,
+        description="How much of all bodies is held at once, but for the first 64 KiB of each: a "
+        "request that finds no room is answered with 503 `busy`; none is four times api_body_bytes",
+    )
+    api_connections: Annotated[int, Field(ge=1)] = Field(
+        900, description="The most connections at a time; each may take a file descriptor"
     )
     api_batch_messages: Annotated[int, Field(ge=1)] = Field(
         1_000, description="The most messages in one request"
@@ -267,6 +283,27 @@ class Settings(Connection, BaseSettings):
         return store
 
     @model_validator(mode="after")
+    def _the_largest_body_has_room(self) -> "Settings":
+        if self.bodies_bytes < self.api_body_bytes:
+            raise ValueError(
+                f"api_bodies_bytes ({self.bodies_bytes}) must be at least api_body_bytes "
+                f"({self.api_body_bytes}), or the largest body would never find room"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _allow_names_intake_topics(self) -> "Settings":
+        # A misspelt name would allow everything.
+        own = f"{self.namespace}.in"
+        known = (own, self.airtel_topic, self.countdown_topic, self.scheduler_topic)
+        for name in self.allow:
+            if name not in known:
+                raise ValueError(
+                    f"allow names {name}, which is no intake topic: name one of {', '.join(known)}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _times_fit_together(self) -> "Settings":
         if self.horizon_ms < self.lead_ms + self.wheel_tick_ms:
             raise ValueError(
@@ -297,6 +334,11 @@ class Settings(Connection, BaseSettings):
         if self.store_kind == "aerospike":
             return min(self.max_message_bytes, AEROSPIKE_BYTES)
         return self.max_message_bytes
+
+    @property
+    def bodies_bytes(self) -> int:
+        """How much of all bodies the API holds at once, in bytes."""
+        return self.api_bodies_bytes or 4 * self.api_body_bytes
 
     @property
     def wheel(self) -> Wheel:

@@ -76,8 +76,8 @@ class Selection:
     #: Those that failed last at this instant or later, epoch ms.
     since_ms: int | None = None
     numbers: frozenset[int] | None = None
-    #: Whether who asks may know of a topic.
-    allows: Callable[[str], bool] | None = None
+    #: Whether who asks may know of a topic on a cluster; None is this cluster.
+    allows: Callable[[str, str | None], bool] | None = None
 
     def has(self, letter: DeadLetter) -> bool:
         """Whether this one is meant."""
@@ -86,7 +86,7 @@ class Selection:
             and self.reason in (None, letter.reason)
             and (self.since_ms is None or letter.last_ms >= self.since_ms)
             and (self.numbers is None or letter.number in self.numbers)
-            and (self.allows is None or self.allows(letter.topic))
+            and (self.allows is None or self.allows(letter.topic, letter.cluster))
         )
 
 

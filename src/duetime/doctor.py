@@ -1,13 +1,16 @@
 """Is everything here that duetime needs? One sentence a check, which says what to do."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message, Producer
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import ClusterMetadata
 
-from duetime.admin import topic_problems
+from duetime.admin import find_topics, topic_problems
+from duetime.advice import advice
 from duetime.clock import Clock, Offset, SystemClock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
@@ -29,14 +32,28 @@ LOOKS = 6
 MOST_APART_MS = 500
 
 
+class Verdict(Enum):
+    """How bad it is."""
+
+    OK = "ok"
+    #: It works, and something should be done about it.
+    ADVICE = "advice"
+    WRONG = "wrong"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """What one look has found."""
 
     name: str
-    ok: bool
-    #: One sentence; where it is not ok, it says what to do.
+    verdict: Verdict
+    #: One sentence; where there is something to do, it says what.
     detail: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether duetime works with it."""
+        return self.verdict is not Verdict.WRONG
 
 
 def checkup(settings: Settings, clock: Clock | None = None) -> list[Check]:
@@ -48,6 +65,7 @@ def checkup(settings: Settings, clock: Clock | None = None) -> list[Check]:
     checks.append(_check("broker", lambda: _broker(settings)))
     if checks[-1].ok:
         checks.append(_check("topics", lambda: _topics(settings)))
+        checks += _advice(settings)
         if settings.store_kind != "kafka":
             checks.append(_check("store", lambda: check_store(settings)))
         checks.append(_check("clock", lambda: _clock(settings, clock or SystemClock())))
@@ -84,9 +102,17 @@ def verdict(offset: Offset) -> str:
 
 def _check(name: str, look: Callable[[], str]) -> Check:
     try:
-        return Check(name=name, ok=True, detail=look())
+        return Check(name=name, verdict=Verdict.OK, detail=look())
     except DuetimeError as error:
-        return Check(name=name, ok=False, detail=error.detail)
+        return Check(name=name, verdict=Verdict.WRONG, detail=error.detail)
+
+
+def _advice(settings: Settings) -> list[Check]:
+    # What cannot be asked is told by the check of the topics already.
+    with suppress(DuetimeError):
+        found = advice(settings, find_topics(settings))
+        return [Check(name=each, verdict=Verdict.ADVICE, detail=found[each]) for each in found]
+    return []
 
 
 def _java() -> str:

@@ -33,6 +33,7 @@ class Reason(StrEnum):
     NO_TOPIC = "no-topic"
     BAD_TOPIC = "bad-topic"
     INTERNAL_TOPIC = "internal-topic"
+    NOT_ALLOWED = "not-allowed"
     BAD_PARTITION = "bad-partition"
     UNKNOWN_CLUSTER = "unknown-cluster"
     NO_DUE_TIME = "no-due-time"

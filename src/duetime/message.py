@@ -6,7 +6,7 @@ one; it sorts by time; and it names the slot to look in, so that cancelling need
 """
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
@@ -149,6 +149,18 @@ END = r"(?![\s\S])"
 #: What Kafka allows as a topic's name (besides `.` and `..`).
 TOPIC_PATTERN = rf"^[a-zA-Z0-9._-]{{1,249}}{END}"
 
+#: What the names of two topics end with that each namespace has; behind the second is a level.
+LEADER, WHEEL = ".leader", ".wheel."
+
+#: What the name of a queue's markers ends with, unless it is configured.
+MARKERS = "__markers"
+
+#: A topic of a namespace, but for its intake: others than duetime may have topics called so.
+NAMESPACE_TOPIC = (
+    r"^[a-zA-Z0-9_-]{1,40}\.(control|rejected|failed|dead|redriven|lanes|store|recurring|series|"
+    rf"warmup|wake|leader|wheel\.[0-9]+|outbox\.[a-zA-Z0-9_-]+){END}"
+)
+
 #: How a cluster may be called: it becomes part of a topic's name.
 CLUSTER_PATTERN = rf"^[a-zA-Z0-9_-]{{1,40}}{END}"
 
@@ -229,9 +241,34 @@ def check_cluster(name: object) -> str:
     return name
 
 
+def is_internal(
+    topic: str,
+    namespace: str,
+    markers: Container[str] = (),
+    exists: Callable[[str], bool] = lambda _: False,
+) -> bool:
+    """Return whether the topic is Kafka's or duetime's own, and so no destination.
+
+    `markers` are the topics of queues' markers, and `exists` says whether the cluster has a topic.
+    Another namespace is known by two topics that each has: `payments.failed` is internal only where
+    `payments.leader` and `payments.wheel.0` exist. `pipeline.refusals` has the same as a column.
+    """
+    other = topic.partition(".")[0]
+    return (
+        topic.startswith(("__", f"{namespace}."))
+        or topic.endswith(MARKERS)
+        or topic in markers
+        or (
+            re.match(NAMESPACE_TOPIC, topic) is not None
+            and exists(f"{other}{LEADER}")
+            and exists(f"{other}{WHEEL}0")
+        )
+    )
+
+
 @lru_cache
-def check_destination(topic: str, namespace: str) -> str:
-    """The topic, if messages may be sent to it.
+def check_destination(topic: str, namespace: str, markers: tuple[str, ...] = ()) -> str:
+    """The topic, if messages may be sent to it. The topics of other namespaces are not known here.
 
     Raises InvalidMessage (bad-topic, internal-topic).
     """
@@ -239,7 +276,7 @@ def check_destination(topic: str, namespace: str) -> str:
         raise InvalidMessage(
             Reason.BAD_TOPIC, f"{topic!r} is no topic name: use 1 to 249 of a-z A-Z 0-9 . _ -"
         )
-    if topic.startswith(("__", f"{namespace}.")):
+    if is_internal(topic, namespace, markers):
         raise InvalidMessage(
             Reason.INTERNAL_TOPIC,
             f"{topic} belongs to Kafka or duetime: choose another destination",

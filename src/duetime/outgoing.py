@@ -30,7 +30,7 @@ from duetime.message import (
     check_destination,
     check_unique,
 )
-from duetime.topics import TopicNames, native_topic
+from duetime.topics import TopicNames, markers, native_topic
 
 #: What a sender may give as a key, a value or a header's value; text is sent as UTF-8.
 Payload = str | bytes | None
@@ -102,7 +102,7 @@ def scheduled(
     headers = encoded_headers(wanted.headers)
     _check_expiry(headers)
     check_size(key, value, headers, settings.largest_bytes)
-    address = _address(wanted, settings.namespace, identity)
+    address = _address(wanted, settings, identity)
     return Outgoing(
         id=identity,
         topic=native_topic(settings.namespace),
@@ -188,10 +188,10 @@ def encoded_headers(headers: Headers | None, taken: Sequence[str] = OWN_HEADERS)
     ]
 
 
-def _address(wanted: Wanted, namespace: str, identity: MessageId) -> list[tuple[str, bytes]]:
+def _address(wanted: Wanted, settings: Settings, identity: MessageId) -> list[tuple[str, bytes]]:
     topic = _text(wanted.topic, "the topic", Reason.BAD_TOPIC, "its name")
     headers = [
-        (DUE_TOPIC, check_destination(topic, namespace).encode()),
+        (DUE_TOPIC, check_destination(topic, settings.namespace, markers(settings)).encode()),
         (DUE_AT_MS, b"%d" % identity.due_ms),
         (DUE_ID, identity.unique.encode()),
     ]
@@ -199,7 +199,20 @@ def _address(wanted: Wanted, namespace: str, identity: MessageId) -> list[tuple[
         headers.append((DUE_PARTITION, b"%d" % check_partition(wanted.partition)))
     if wanted.cluster is not None:
         headers.append((DUE_CLUSTER, check_cluster(wanted.cluster).encode()))
+    _check_allowed(topic, wanted.cluster, settings)
     return headers
+
+
+def _check_allowed(topic: str, cluster: str | None, settings: Settings) -> None:
+    """Raises InvalidMessage (not-allowed)."""
+    intake = native_topic(settings.namespace)
+    allowed = settings.allow.get(intake)
+    if allowed and not allowed.allows(topic, cluster):
+        there = f" on cluster {cluster}" if cluster else ""
+        raise InvalidMessage(
+            Reason.NOT_ALLOWED,
+            f"what comes in by {intake} may not go to {topic}{there}: add it to allow",
+        )
 
 
 def _instant_ms(at: object) -> int:

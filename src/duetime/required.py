@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from duetime.config import Settings
 from duetime.errors import ConfigError
+from duetime.segments import segment_settings
 from duetime.tables import QueueSettings
 from duetime.topics import OVERHEAD_BYTES, TopicNames, enabled
 
@@ -15,14 +16,6 @@ KEEP = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1
 
 #: What is of use for a moment only.
 PASSING = {"cleanup.policy": "delete", "retention.ms": "600000"}
-
-#: A slot is emptied often, and Kafka frees whole segments but never the one that is written to:
-#: small ones that are rolled after 10 minutes give the disk back sooner.
-SMALL_SEGMENTS = {
-    "segment.bytes": str(16 * 1024 * 1024),
-    "segment.ms": "600000",
-    "segment.index.bytes": str(1024 * 1024),
-}
 
 #: Seven days, Kafka's own default, for what has been taken in already.
 WEEK_MS = 7 * 24 * 3_600_000
@@ -81,6 +74,14 @@ class Topic:
         yield from self._too_small(settings)
         yield from self._too_far_ahead(settings)
 
+    def outdated(self, settings: Mapping[str, str]) -> dict[str, str]:
+        """Return the settings that differ and may be changed at any time, as they should be."""
+        return {
+            name: value
+            for name, value in self.settings.items()
+            if name.startswith("segment.") and settings.get(name, value) != value
+        }
+
     def _too_small(self, settings: Mapping[str, str]) -> Iterator[str]:
         size = settings.get("max.message.bytes", "")
         if size and int(size) < self.least_bytes:
@@ -134,7 +135,10 @@ def required_topics(settings: Settings) -> list[Topic]:
         # A lane's wait counts from the append.
         _waiting_topic(names.lanes, lanes, settings),
         # A record's age tells which turn of the ring it belongs to.
-        *(_waiting_topic(names.wheel(level), ring, settings) for level in levels),
+        *(
+            _waiting_topic(names.wheel(level), ring, settings, settings.wheel.filled_ms(level))
+            for level in levels
+        ),
         *_store_topics(names.store, settings),
         # One partition: what is on its way to another cluster stays in order.
         *(_kept_topic(names.outbox(each), settings, only_copy=True) for each in settings.clusters),
@@ -218,13 +222,17 @@ def _intake_topic(
     )
 
 
-def _waiting_topic(name: str, partitions: int, settings: Settings) -> Topic:
+def _waiting_topic(name: str, partitions: int, settings: Settings, filled_ms: int = 0) -> Topic:
+    """`filled_ms`: how long a partition is filled before it is emptied; 0 is no time at all."""
     room = settings.max_message_bytes + OVERHEAD_BYTES
     return Topic(
         name=name,
         partitions=partitions,
         exact=True,
-        settings=KEEP | SMALL_SEGMENTS | STAMPED | {"max.message.bytes": str(room)},
+        settings=KEEP
+        | STAMPED
+        | {"max.message.bytes": str(room)}
+        | segment_settings(filled_ms, room),
         required=KEEP | STAMPED,
         least_bytes=room,
     )

@@ -1,5 +1,7 @@
 """The tables of the configuration: what a setting has that is more than one value."""
 
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,31 @@ DESTINATION_PATTERN = r"^[a-zA-Z0-9._-]{1,249}$"
 DELAYED_PATTERN = r"^[a-zA-Z0-9._-]{1,150}$"
 #: How a queue's topic may be called: it becomes part of ids, which have their length.
 QUEUE_PATTERN = r"^[a-zA-Z0-9._-]{1,100}$"
+
+#: A pattern of the names of topics or clusters: `*` is any characters, and `?` is one.
+NAMES_PATTERN = r"^[a-zA-Z0-9._*?-]{1,249}$"
+
+Names = Annotated[str, Field(pattern=NAMES_PATTERN)]
+
+
+def fits(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether one of the patterns fits the name."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+class Allowed(BaseModel):
+    """Where messages may go that come in by an intake topic."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: Patterns such as `orders-*` of destinations.
+    topics: tuple[Names, ...]
+    #: Patterns of the other clusters where these destinations are allowed, too.
+    clusters: tuple[Names, ...] = ()
+
+    def allows(self, topic: str, cluster: str | None) -> bool:
+        """Return whether messages may go there; without a cluster it is this one."""
+        return fits(topic, self.topics) and (cluster is None or fits(cluster, self.clusters))
 
 
 class RetryPolicy(BaseModel):
@@ -106,7 +133,10 @@ class ApiToken(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     token: Annotated[SecretStr, Field(min_length=16)]
-    #: Patterns such as `orders-*` of the destinations that it may see and send to.
-    topics: tuple[str, ...] = ("*",)
+    #: Patterns such as `orders-*` of the destinations that it may see and send to; None is any.
+    topics: tuple[str, ...] | None = None
+    #: Patterns of the other clusters where it may do so, too. A token that has neither topics nor
+    #: clusters is for all of them; with topics and without clusters it is for this cluster.
+    clusters: tuple[str, ...] = ()
     #: How many messages a second it may send; None is any number.
     rate: Annotated[float, Field(gt=0)] | None = None

@@ -1,6 +1,9 @@
 """What duetime's own topics are called (`required`: what they must be like)."""
 
+from collections.abc import Collection
+
 from duetime.config import Settings
+from duetime.message import LEADER, WHEEL
 
 #: What duetime's own headers (and a rejected record's error headers) may add to a record, in bytes.
 OVERHEAD_BYTES = 64 * 1024
@@ -36,7 +39,7 @@ class TopicNames:
         self.warmup = f"{self._prefix}.warmup"
         self.wake = f"{self._prefix}.wake"
         self.redelivery_group = f"{self._prefix}.redelivery"
-        self.leader = f"{self._prefix}.leader"
+        self.leader = f"{self._prefix}{LEADER}"
         self.leader_group = f"{self._prefix}.leader"
         self.release_group = f"{self._prefix}.release"
 
@@ -50,7 +53,7 @@ class TopicNames:
 
     def wheel(self, level: int) -> str:
         """The topic of one level of the wheel."""
-        return f"{self._prefix}.wheel.{level}"
+        return f"{self._prefix}{WHEEL}{level}"
 
     @property
     def own(self) -> list[str]:
@@ -63,11 +66,25 @@ class TopicNames:
         return [self.native, self.control, self.airtel, self.countdown, self.scheduler]
 
 
+def namespaces(topics: Collection[str]) -> set[str]:
+    """Return the namespaces of duetime on a cluster that has these topics.
+
+    A namespace has a topic that elects a leader, and a wheel.
+    """
+    found = (name.removesuffix(LEADER) for name in topics if name.endswith(LEADER))
+    return {name for name in found if f"{name}{WHEEL}0" in topics}
+
+
 def own_destinations(settings: Settings) -> set[tuple[str | None, str]]:
     """The same with the cluster, None for this one: there, a topic that is named for probes."""
     here = {(None, topic) for topic in TopicNames(settings).own}
     clusters = settings.clusters.items()
     return here | {(name, each.probe_topic) for name, each in clusters if each.probe_topic}
+
+
+def markers(settings: Settings) -> tuple[str, ...]:
+    """The topics of the markers of all queues."""
+    return tuple(own.markers_topic(name) for name, own in settings.queues.items())
 
 
 def enabled(settings: Settings) -> list[str]:

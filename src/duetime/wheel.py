@@ -84,6 +84,10 @@ class Wheel:
         """How long a slot of this level is."""
         return int(self.tick_ms * self.slots**level)
 
+    def filled_ms(self, level: int) -> int:
+        """How long a partition of this level is filled for one slot, at most."""
+        return self.reach(level) * self.width_ms(level)
+
     def span_ms(self) -> int:
         """The longest delay that certainly fits."""
         last = self.levels - 1

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong, in words that a user knows, and without what was given."""
+"""Words for people: what pydantic finds wrong, without the input, and text of others, escaped."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,6 +30,17 @@ WORDS: Mapping[str, str] = {
     "enum": "it must be {expected}",
     "literal_error": "it must be {expected}",
 }
+
+
+def escaped(text: str, kept: str = "") -> str:
+    """Return text that a stranger chose, with escapes for what is not to be seen, but `kept`.
+
+    A line feed in it would forge a line of a log, and an escape sequence steers a terminal.
+    """
+    return "".join(
+        each if each.isprintable() or each in kept else each.encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 def words(found: Mapping[str, Any], named: str = "an object") -> str:

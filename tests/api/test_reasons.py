@@ -12,7 +12,11 @@ from duetime.topics import TopicNames
 
 pytestmark = pytest.mark.system
 
-SETTINGS = Settings(bootstrap=NOWHERE.bootstrap, max_message_bytes=2_000)
+SETTINGS = Settings(
+    bootstrap=NOWHERE.bootstrap,
+    max_message_bytes=2_000,
+    allow={"duetime.in": {"topics": ["orders*", "duetime.*"]}},
+)
 
 #: A message of the API that can be taken, and the same as headers.
 TAKEN = {"topic": "orders", "at": "2020-01-01T00:00:00Z", "id": "a"}
@@ -26,6 +30,9 @@ WRONG = [
     ("bad-topic", {"topic": "x" * 250}, {"due-topic": "x" * 250}),
     ("internal-topic", {"topic": "__consumer_offsets"}, {"due-topic": "__consumer_offsets"}),
     ("internal-topic", {"topic": "duetime.in"}, {"due-topic": "duetime.in"}),
+    ("internal-topic", {"topic": "orders__markers"}, {"due-topic": "orders__markers"}),
+    ("not-allowed", {"topic": "invoices"}, {"due-topic": "invoices"}),
+    ("not-allowed", {"cluster": "eu"}, {"due-cluster": "eu"}),
     ("bad-partition", {"partition": -1}, {"due-partition": "-1"}),
     ("bad-partition", {"partition": 1_000_000}, {"due-partition": "1000000"}),
     ("unknown-cluster", {"cluster": "a b"}, {"due-cluster": "a b"}),

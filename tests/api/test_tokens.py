@@ -96,6 +96,83 @@ def test_every_token_is_compared_whichever_is_right(token, monkeypatch):
     assert len(set(compared)) == len(compared) == 3
 
 
+PLACES = [("orders-1", None), ("orders-1", "eu"), ("invoices", None), ("invoices", "eu")]
+
+
+@pytest.mark.parametrize(
+    ("limits", "allowed", "sees_all"),
+    [
+        ({}, PLACES, True),
+        ({"topics": ["orders-*"]}, PLACES[:1], False),
+        ({"topics": ["orders-*"], "clusters": ["eu"]}, PLACES[:2], False),
+        ({"topics": ["orders-*"], "clusters": ["e?", "us"]}, PLACES[:2], False),
+        ({"topics": ["orders-*"], "clusters": ["us"]}, PLACES[:1], False),
+        ({"topics": ["*"]}, PLACES[::2], False),
+        ({"topics": ["*"], "clusters": ["*"]}, PLACES, True),
+        ({"clusters": ["eu"]}, PLACES, False),
+        ({"topics": []}, [], False),
+    ],
+)
+def test_topics_are_those_of_this_cluster_and_of_clusters_that_are_named(limits, allowed, sees_all):
+    caller = reader_of_tokens({"shop": ApiToken(token=SHOP, **limits)})(SHOP)
+
+    assert [place for place in PLACES if caller.allows(*place)] == allowed
+    assert caller.sees_all == sees_all
+
+
+EU = "both-0123456789abcdef"
+
+
+@pytest.mark.system
+def test_what_is_for_another_cluster_is_for_tokens_of_that_cluster(
+    serving, settings, wheel, now_ms
+):
+    tokens = {
+        "here": {"token": SHOP, "topics": ["orders-*"]},
+        "both": {"token": EU, "topics": ["orders-*"], "clusters": ["eu"]},
+    }
+    client = serving(Settings(**settings.model_dump() | {"api_tokens": tokens}))
+    mine = wheel.message("orders-1", now_ms + 600_000)
+    there = wheel.message("orders-1", now_ms + 600_000, state="1:::::eu")
+    dead_letters_of(settings)("orders-1", cluster="eu")
+    series = Series(name="weekly", since="1-first", topic="orders-1", cron="@weekly", cluster="eu")
+    producer = Producer(librdkafka_properties(settings))
+    producer.produce(TopicNames(settings).series, Page(series).encoded(), "weekly")
+    assert producer.flush(30) == 0
+    wanted = {"topic": "orders-1", "cluster": "eu", "in": "10m"}
+
+    def ask(token, method, path, body=None):
+        return client.request(method, path, json=body, headers=bearer(token))
+
+    def listed(token):
+        messages = ask(token, "GET", "/v1/messages").json()["messages"]
+        return {each["id"] for each in messages}
+
+    assert problem_of(ask(SHOP, "POST", "/v1/messages", wanted)) == (403, "topic-not-allowed")
+    assert ask(EU, "POST", "/v1/messages", wanted).status_code == 201
+    assert listed(SHOP) == {str(mine)}
+    assert listed(EU) == {str(mine), str(there)}
+    unknown = (404, "unknown-message")
+    for method, path, body in (
+        ("GET", f"/v1/messages/{there}", None),
+        ("DELETE", f"/v1/messages/{there}", None),
+        ("POST", f"/v1/messages/{there}/reschedule", {"in": "20m"}),
+        ("POST", f"/v1/messages/{there}/deliver-now", None),
+        ("GET", "/v1/dead/0", None),
+        ("GET", "/v1/recurring/weekly", None),
+        ("DELETE", "/v1/recurring/weekly", None),
+    ):
+        assert problem_of(ask(SHOP, method, path, body)) == unknown, path
+        if method == "GET":
+            assert ask(EU, method, path, body).status_code == 200, path
+    assert ask(SHOP, "GET", "/v1/dead").json()["letters"] == []
+    assert ask(SHOP, "GET", "/v1/recurring").json()["series"] == []
+    assert ask(SHOP, "POST", "/v1/dead/redrive", {"all": True}).json() == {"redriven": 0}
+    taken = {"topic": "orders-1", "cron": "@daily", "id": "weekly"}
+    assert problem_of(ask(SHOP, "POST", "/v1/messages", taken)) == (409, "id-taken")
+    assert ask(EU, "POST", "/v1/dead/redrive", {"all": True}).json() == {"redriven": 1}
+
+
 @pytest.fixture
 def shop(serving, settings, topics):  # noqa: ARG001 (the topics must be there)
     """A client with a token for some topics."""
@@ -106,7 +183,7 @@ def shop(serving, settings, topics):  # noqa: ARG001 (the topics must be there)
 def test_others_dead_letters_are_neither_seen_nor_brought_back(shop, settings):
     die = dead_letters_of(settings)
     for topic in ("invoices", "orders-eu", "invoices", "orders-us"):
-        die(topic)
+        die(topic, cluster="")
 
     def numbers(**headers):
         letters = shop.get("/v1/dead", headers=headers).json()["letters"]

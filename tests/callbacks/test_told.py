@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
+from tests.conftest import eventually
 
 from duetime import callbacks
 from duetime.connection import librdkafka_properties
@@ -232,3 +233,15 @@ def test_a_url_where_nobody_answers_holds_nothing_up(settings, listen, append, m
         with told(settings, callback_hosts=["127.0.0.1:*", "localhost:*"]):
             assert listener.next()[0] == "/told"
     assert "secret-path" not in caplog.text
+
+
+def test_an_id_that_a_stranger_chose_forges_no_line_of_the_log(settings, listen, append, caplog):
+    listener = listen(status=500)
+    chosen = [("due-callback", listener.url().encode()), ("due-id", b"a\nforged line")]
+    append(topic=TopicNames(settings).rejected, headers=chosen)
+    with told(settings, callback_attempts=1):
+        listener.next()
+        eventually(lambda: any("given up" in each for each in caplog.messages), PATIENCE_S)
+
+    (given_up,) = [each for each in caplog.messages if "given up" in each]
+    assert given_up.endswith(r"id=a\nforged line")

@@ -31,6 +31,22 @@ def test_an_exception_is_one_line():
     assert line(ValueError("first\nsecond")) == "ERROR turn failed ValueError: first"
 
 
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_what_a_stranger_has_named_forges_no_line_and_steers_no_terminal(level, form):
+    chosen = "a\r\n12:00:00 ERROR forged\u2028\x1b[2J\u202eb"
+    record = logging.LogRecord("duetime", logging.INFO, "", 1, "given up id=%s", (chosen,), None)
+
+    told = _formatter(level, form).format(record)
+
+    assert len(told.splitlines()) == 1
+    assert told.isprintable()
+    if form == "text":
+        assert told.endswith(r"given up id=a\r\n12:00:00 ERROR forged\u2028\x1b[2J\u202eb")
+    else:
+        assert json.loads(told)["id"] == chosen
+
+
 def test_an_error_that_cannot_be_told_any_more_is_named():
     assert line(ErrorOfAnEndedJvm()) == "ERROR turn failed ErrorOfAnEndedJvm: "
 

@@ -67,6 +67,21 @@ def test_the_status_says_what_was_rescued_and_when_that_was_due(duetime, setting
     assert tuple(rescue.values()) == found
 
 
+def test_segments_are_changed_and_the_doctor_advises_it_before(duetime, settings, topics):  # noqa: ARG001
+    name = f"{settings.namespace}.wheel.2"
+    configure(AdminClient(librdkafka_properties(settings)), name, "segment.ms", "60000")
+
+    looked, doctor = duetime("topics", "--check"), duetime("doctor")
+    changed, healthy = duetime("topics"), duetime("doctor")
+
+    assert (looked.code, doctor.code, changed.code, healthy.code) == (0, 0, 0, 0)
+    (advice,) = [line for line in doctor.out.splitlines() if line.startswith("!")]
+    assert f"topic {name} should have other segments" in advice
+    assert "`duetime topics` changes them" in advice
+    assert f"changed {name}: segment.ms 60000 -> " in changed.out
+    assert "!" not in healthy.out
+
+
 def test_the_doctor_finds_nothing_where_all_is_well(duetime, topics):  # noqa: ARG001
     outcome = duetime("doctor")
 

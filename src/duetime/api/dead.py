@@ -50,7 +50,7 @@ def list_letters(  # noqa: PLR0913 (a parameter each)
 def show(number: Number, services: WithServices, caller: ByCaller) -> Dead:
     """All about a dead letter."""
     letter = DeadLetters(services.settings).find(number)
-    if not caller.allows(letter.topic):
+    if not caller.allows(letter.topic, letter.cluster):
         raise UnknownMessage(f"no dead letter has the number {number}, or it was brought back")
     summary = DeadSummary.model_validate(letter)
     return Dead(**summary.model_dump(), **body(letter))

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from anyio import CancelScope
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from duetime.api.body import Body, Room
 from duetime.api.problems import (
     RETRY_AFTER_S,
     ForeignOrigin,
@@ -54,6 +54,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._most = settings.api_body_bytes
+        self._room = Room(settings.bodies_bytes)
         self._seconds = settings.api_request_seconds
         #: Where there are no tokens, whoever reaches this machine's loopback is asked for nothing.
         self._local = not settings.api_tokens
@@ -64,7 +65,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        receive, answer = Body(receive, self._most).receive, Answer(scope, receive, send)
+        body = Body(receive, self._most, self._room)
+        receive, answer = body.receive, Answer(scope, receive, send)
         try:
             # Of anyio, not of asyncio: what waits for a thread ends, and what is in one does not.
             with CancelScope() as limit:
@@ -76,6 +78,7 @@ class Guard:
                 raise
         finally:
             await answer.end()
+            body.free()
 
     async def _answered(self, scope: Scope, receive: Receive, answer: "Answer") -> None:
         try:
@@ -120,24 +123,6 @@ class Guard:
             return False
         # What is nobody's is "null".
         return origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower()
-
-
-class Body:
-    """Counts what comes in."""
-
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive = receive
-        self._left = most
-        self._detail = f"the body is over api_body_bytes ({most}): send less at a time"
-
-    async def receive(self) -> Message:
-        """The next part. Raises HTTPException (413)."""
-        message = await self._receive()
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            # FastAPI lets this one pass through its reading of the body.
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._detail)
-        return message
 
 
 class Answer:

@@ -46,15 +46,18 @@ def list_messages(  # noqa: PLR0913 (a parameter each)
     """Messages that wait, by due time, without those that are cancelled.
 
     Kafka has no index of them, so they are read: 10,000 a request at most. Where few have the key,
-    or failed, a page is short although others follow: the cursor goes on. Those for other topics
-    than `topic`, and those that the token does not allow, are read, too, and not counted: where
-    few are left, all that waits is read. Where that takes too long (503, `timeout`), ask for less
-    with `from` and `to`.
+    or failed, a page is short although others follow: the cursor goes on. Those for clusters that
+    the token does not allow count, too. Those for other topics than `topic`, and those for topics
+    that the token does not allow, are read as well, and not counted: where few are left, all that
+    waits is read. Where that takes too long (503, `timeout`), ask for less with `from` and `to`.
     """
     found = services.reader.messages(
         services.clock.now_ms(),
         topic=topic,
-        allows=in_time(caller.allows, services.settings.api_request_seconds),
+        # By topic, before anything else of a message is read.
+        allows=in_time(
+            lambda each: caller.allows(each, None), services.settings.api_request_seconds
+        ),
         from_ms=_bound_ms(from_),
         to_ms=_bound_ms(to),
         after=_position(cursor) if cursor else None,
@@ -62,6 +65,8 @@ def list_messages(  # noqa: PLR0913 (a parameter each)
     wanted = None if key is None else key.encode(errors="surrogatepass")
 
     def takes(each: Found) -> bool:
+        if not caller.allows(each.topic, each.cluster):
+            return False
         return wanted in (None, each.key) and not (failed and each.retry is None)
 
     return page_of(found, takes, limit)

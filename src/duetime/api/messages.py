@@ -194,8 +194,8 @@ def deliver_now(id: Id, services: WithServices, caller: ByCaller) -> Accepted:  
 def _records(wanted: Sequence[NewMessage], services: Services, caller: Caller) -> list[Outgoing]:
     """All of them, or Invalid."""
     # In order: of several that are not allowed, the first is told.
-    for topic in dict.fromkeys(each.topic for each in wanted):
-        caller.check(topic)
+    for place in dict.fromkeys((each.topic, each.cluster) for each in wanted):
+        caller.check(*place)
     records, errors, now_ms = [], dict[int, InvalidMessage](), services.clock.now_ms()
     for index, (each, drawn) in enumerate(zip(wanted, new_uniques(len(wanted)), strict=True)):
         try:
@@ -220,7 +220,7 @@ def _check_count(count: int, services: Services) -> None:
 def _check_series(names: Container[str], services: Services, caller: Caller) -> None:
     """A series takes the place of the one of its name. Raises IdTaken where that is another's."""
     for each in all_series(services.settings):
-        if each.name in names and not caller.allows(each.topic):
+        if each.name in names and not caller.allows(each.topic, each.cluster):
             raise IdTaken(f"id {each.name} is the name of another series: choose another")
 
 
@@ -235,7 +235,7 @@ def _found(
         found = tried
     else:
         raise UnknownMessage(f"{identity} does not wait to be tried again then, or no more")
-    if not caller.allows(found.topic):
+    if not caller.allows(found.topic, found.cluster):
         raise not_waiting(identity, services.settings, now_ms)
     return found
 
@@ -254,7 +254,7 @@ async def _in_spool(identity: MessageId, services: Services, caller: Caller) -> 
     """The message, if it is in the spool and the caller may know."""
     record = await services.dispatcher.find(identity)
     found = as_found(record) if record else None
-    return found if found and caller.allows(found.topic) else None
+    return found if found and caller.allows(found.topic, found.cluster) else None
 
 
 async def _withdraw(identity: MessageId, services: Services, caller: Caller) -> bool:

@@ -13,7 +13,9 @@
 422  (any other reason)      the message cannot be taken; refused: by Kafka itself
 429  too-many                the token's rate is used up
 500  internal                an error of duetime's own; else its setup is wrong
+431  too-large               the headers of the request
 503  kafka, store, timeout   try again, after Retry-After
+     busy                    so many bodies are held, or connections are open, already
      spool-full              so does this
      spool-failed            and this: the spool's file cannot be used
 ```
@@ -62,6 +64,9 @@ MOST_FAULTS = 100
 
 #: What is told of a body that is not said to be JSON, as curl does by default.
 UNTYPED = "the body is not said to be JSON: send the header content-type: application/json"
+
+#: That there is no room for a request, or a connection, now.
+BUSY = "busy"
 
 #: When to try again, in seconds, where nothing better is known.
 RETRY_AFTER_S = 5
@@ -290,6 +295,9 @@ async def _http_error(_: Request, error: Exception) -> JSONResponse:
     if status is HTTPStatus.BAD_REQUEST:
         # FastAPI's own, of a body that is no text.
         return problem(status, Reason.NOT_JSON, "the body is no JSON")
-    too_large = status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    reason = Reason.TOO_LARGE if too_large else status.phrase.lower().replace(" ", "-")
+    words = {
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE: str(Reason.TOO_LARGE),
+        HTTPStatus.SERVICE_UNAVAILABLE: BUSY,
+    }
+    reason = words.get(status, status.phrase.lower().replace(" ", "-"))
     return problem(status, reason, error.detail, headers=error.headers)

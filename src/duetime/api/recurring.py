@@ -39,7 +39,9 @@ Name = Annotated[
 @router.get("")
 def list_series(services: WithServices, caller: ByCaller) -> RecurringPage:
     """All series, and when each comes next."""
-    found = (each for each in all_series(services.settings) if caller.allows(each.topic))
+    found = (
+        each for each in all_series(services.settings) if caller.allows(each.topic, each.cluster)
+    )
     return RecurringPage(series=[_shown(each, services) for each in found])
 
 
@@ -87,7 +89,7 @@ def _ask(name: str, operation: str, services: Services, caller: Caller) -> Serie
 
 def _seen(series: Series, caller: Caller) -> Series:
     """The series, if the caller may know. Raises UnknownMessage."""
-    if not caller.allows(series.topic):
+    if not caller.allows(series.topic, series.cluster):
         raise unknown_series(series.name)
     return series
 

@@ -18,7 +18,7 @@ router = APIRouter(
 
 @router.get("")
 def list_records(services: WithServices, caller: ByCaller, limit: Limit = 50) -> RejectedPage:
-    """The latest rejected records, without what is in them; for tokens of all topics."""
+    """The latest rejected records, without payloads; for tokens of all topics and clusters."""
     _check(caller)
     # Without payloads as soon as they are read: a thousand may be a GB.
     read = map(RejectedSummary.model_validate, rejected.latest(services.settings, limit))
@@ -27,7 +27,7 @@ def list_records(services: WithServices, caller: ByCaller, limit: Limit = 50) ->
 
 @router.get("/{number}", responses=may_be(404))
 def show(number: Number, services: WithServices, caller: ByCaller) -> RejectedRecord:
-    """All about one; for tokens of all topics."""
+    """All about one; for tokens of all topics and clusters."""
     _check(caller)
     found = rejected.find(services.settings, number)
     summary = RejectedSummary.model_validate(found)
@@ -37,4 +37,4 @@ def show(number: Number, services: WithServices, caller: ByCaller) -> RejectedRe
 def _check(caller: Caller) -> None:
     """Of many nobody knows which topic they were for."""
     if not caller.sees_all:
-        raise TopicNotAllowed(f"the token {caller.name} is not for all topics")
+        raise TopicNotAllowed(f"the token {caller.name} is not for all topics and clusters")

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from duetime.api.address import url
 from duetime.api.app import create_app
+from duetime.api.connections import connection
 from duetime.api.services import open_spool
 from duetime.config import Settings
 from duetime.errors import ConfigError
@@ -65,6 +66,7 @@ def server(settings: Settings) -> uvicorn.Server:
             app,
             host=settings.api_host,
             port=settings.api_port,
+            http=connection(settings.api_connections),
             ssl_certfile=_text(settings.api_tls_certificate),
             ssl_keyfile=_text(settings.api_tls_key),
             # A line a request would have everybody's ids, and cost more than the request.

@@ -9,11 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from hashlib import sha256
 
 from duetime.api.problems import TooMany, TopicNotAllowed, Unauthorised
-from duetime.tables import ApiToken
+from duetime.tables import ApiToken, fits
 
 #: Where the guard notes in the ASGI scope of a request who asks.
 CALLER = "duetime.caller"
@@ -59,21 +58,24 @@ class Caller:
 
     name: str
     topics: tuple[str, ...] = ("*",)
+    #: Patterns of the other clusters on which these topics are meant, too.
+    clusters: tuple[str, ...] = ("*",)
     rate: Rate | None = None
 
     @property
     def sees_all(self) -> bool:
-        """Whether every topic is allowed."""
-        return "*" in self.topics
+        """Whether every topic of every cluster is allowed."""
+        return "*" in self.topics and "*" in self.clusters
 
-    def allows(self, topic: str) -> bool:
-        """Whether this topic is."""
-        return any(fnmatchcase(topic, pattern) for pattern in self.topics)
+    def allows(self, topic: str, cluster: str | None) -> bool:
+        """Whether this topic is; without a cluster it is one of this cluster."""
+        return fits(topic, self.topics) and (cluster is None or fits(cluster, self.clusters))
 
-    def check(self, topic: str) -> None:
+    def check(self, topic: str, cluster: str | None) -> None:
         """Raise TopicNotAllowed unless the topic is allowed."""
-        if not self.allows(topic):
-            raise TopicNotAllowed(f"the token {self.name} is not for topic {topic!r}")
+        if not self.allows(topic, cluster):
+            there = "" if cluster is None else f" on cluster {cluster!r}"
+            raise TopicNotAllowed(f"the token {self.name} is not for topic {topic!r}{there}")
 
     def spend(self, messages: int, now_s: float | None = None) -> None:
         """Count messages that it sends. Raises TooMany."""
@@ -113,7 +115,10 @@ def reader_of_tokens(tokens: Mapping[str, ApiToken]) -> Callable[[str | None], C
 def _known(name: str, token: ApiToken) -> tuple[bytes, Caller]:
     rate = Rate(per_second=token.rate) if token.rate else None
     hashed = _hash(token.token.get_secret_value())
-    return hashed, Caller(name=name, topics=token.topics, rate=rate)
+    if token.topics is None and not token.clusters:
+        return hashed, Caller(name=name, rate=rate)
+    topics = ("*",) if token.topics is None else token.topics
+    return hashed, Caller(name=name, topics=topics, clusters=token.clusters, rate=rate)
 
 
 def _hash(token: str) -> bytes:

@@ -25,6 +25,7 @@ from duetime.connection import librdkafka_properties
 from duetime.leaving import leave
 from duetime.stores.places import Place
 from duetime.topics import TopicNames
+from duetime.wording import escaped
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +177,8 @@ class Callbacks:
             _host(callback.url),
             attempts,
             why,
-            callback.body.get("id"),
+            # Of a rejected record it is whatever its sender wrote.
+            escaped(str(callback.body.get("id"))),
         )
 
     def _commit(self) -> None:

@@ -1,8 +1,8 @@
 """HTTP to no more than callbacks may reach.
 
-The URL is a sender's, and must not reach what only this machine can: hosts are those on the
-allow-list, the address that is connected to is the one that was checked, and no redirect is
-followed.
+The URL is a sender's, and must not reach what only this machine or its network can: hosts are those
+on the allow-list, addresses are those of the Internet and of `callback_networks`, the address that
+is connected to is the one that was checked, and no redirect is followed.
 """
 
 import asyncio
@@ -118,11 +118,12 @@ def _meant(address: Address) -> list[Address]:
 
 
 def _is_ordinary(address: Address) -> bool:
-    return not (
-        address.is_loopback
-        or address.is_link_local
-        or address.is_multicast
-        or address.is_unspecified
-        or address.is_reserved
-        or address in METADATA
+    """Whether it is an address of the Internet: no network of somebody's own, and nothing special.
+
+    Not global are loopback, link-local and private ones (10/8, 172.16/12, 192.168/16, fc00::/7) and
+    those that a provider shares among its customers (100.64/10).
+    """
+    is_site_local = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
+    return address.is_global and not (
+        address.is_multicast or address.is_reserved or is_site_local or address in METADATA
     )

@@ -14,6 +14,7 @@ from duetime.cli.options import BadInput, Config, Json, Kafka, OnlyValue, instan
 from duetime.clock import SystemClock, format_instant
 from duetime.dead import DeadLetter, DeadLetters, Selection
 from duetime.errors import UnknownMessage
+from duetime.wording import escaped
 
 app = typer.Typer(
     no_args_is_help=True, help="What could not be delivered: list it, show it, bring it back."
@@ -58,7 +59,8 @@ def show_letters(letters: Sequence[DeadLetter], *, as_json: bool) -> None:
     shown = table("number", "dead since", "topic", "reason", "tries", "id")
     for each in letters:
         died = format_instant(each.last_ms)
-        shown.add_row(str(each.number), died, each.topic, each.reason, str(each.attempts), each.id)
+        topic, reason = escaped(each.topic), escaped(each.reason)
+        shown.add_row(str(each.number), died, topic, reason, str(each.attempts), each.id)
     console().print(shown)
 
 
@@ -134,11 +136,11 @@ def _facts(letter: DeadLetter, now_ms: int) -> list[tuple[str, str]]:
     return [
         ("number", str(letter.number)),
         ("id", letter.id),
-        ("reason", f"{letter.reason}: {letter.detail}"),
+        ("reason", escaped(f"{letter.reason}: {letter.detail}")),
         ("tries", str(letter.attempts)),
         ("failed first", when(letter.first_ms, now_ms)),
         ("failed last", when(letter.last_ms, now_ms)),
         ("was due", when(letter.due_ms, now_ms)),
-        ("topic", letter.topic),
+        ("topic", escaped(letter.topic)),
         *record_facts(letter),
     ]

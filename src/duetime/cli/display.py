@@ -17,6 +17,7 @@ from rich.table import Table
 from duetime.clock import format_duration, format_instant
 from duetime.dead import DeadLetter
 from duetime.stores import Found
+from duetime.wording import escaped
 
 #: Eighths of a character, so that a bar is exact to an eighth.
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -102,20 +103,19 @@ def printable(data: bytes | None, *, lines: bool = False) -> str:
     if data is None:
         return "(null)"
     text = data.decode("utf-8", errors="backslashreplace")
-    kept = "\n\t" if lines else ""
-    return "".join(each if each.isprintable() or each in kept else _escaped(each) for each in text)
+    return escaped(text, kept="\n\t" if lines else "")
 
 
 def record_facts(record: Found | DeadLetter) -> list[tuple[str, str]]:
     """Where a message goes besides its topic, and what it has in it, for `facts`."""
     pairs = []
     if record.cluster is not None:
-        pairs.append(("cluster", record.cluster))
+        pairs.append(("cluster", escaped(record.cluster)))
     if record.partition is not None:
         pairs.append(("partition", str(record.partition)))
     if record.key is not None:
         pairs.append(("key", printable(record.key)))
-    pairs += [("header", f"{name}={printable(each)}") for name, each in record.headers]
+    pairs += [("header", f"{escaped(name)}={printable(each)}") for name, each in record.headers]
     return [*pairs, ("value", _payload(record.value))]
 
 
@@ -158,7 +158,3 @@ def _is_text(value: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return b"\0" not in value
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

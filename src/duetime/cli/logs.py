@@ -7,13 +7,22 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from duetime.config import LogFormat
+from duetime.wording import escaped
 
 LINE = "%(asctime)s %(levelname)s %(message)s"
 
 TIME = "%H:%M:%S"
 
 
-class OneLine(logging.Formatter):
+class Escaped(logging.Formatter):
+    """A message is one line, whatever an id or a name in it has: a stranger may have chosen it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's own name)
+        """The line, without what an exception adds."""
+        return escaped(super().formatMessage(record))
+
+
+class OneLine(Escaped):
     """A record is one line; of an exception it has the name and the first line."""
 
     def formatException(self, ei: Sequence[object]) -> str:  # noqa: N802 (logging's own name)
@@ -23,7 +32,7 @@ class OneLine(logging.Formatter):
             first_line = (str(error).strip().splitlines() or [""])[0]
         except Exception:  # noqa: BLE001 (an error of Java's asks the JVM, which may have ended)
             first_line = ""
-        return f"{type(error).__name__}: {first_line}"
+        return f"{type(error).__name__}: {escaped(first_line)}"
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -62,7 +71,7 @@ def logged(level: int, form: LogFormat) -> Iterator[None]:
 
 
 def _formatter(level: int, form: LogFormat) -> logging.Formatter:
-    kind = logging.Formatter if level == logging.DEBUG else OneLine
+    kind = Escaped if level == logging.DEBUG else OneLine
     text = kind(LINE, TIME)
     if form == "text":
         return text

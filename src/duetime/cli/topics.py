@@ -7,16 +7,20 @@ from typing import Annotated
 
 import typer
 
-from duetime.admin import create_topics, topic_problems
+from duetime.admin import create_topics, topic_problems, tune_topics
 from duetime.cli.connect import connected
 from duetime.cli.display import console, facts, when
 from duetime.cli.options import Config, Json, Kafka, Store, settings_from
 from duetime.clock import SystemClock, format_duration, format_instant
-from duetime.doctor import checkup
+from duetime.config import Settings
+from duetime.doctor import Verdict, checkup
 from duetime.errors import KafkaError
 from duetime.required import required_topics
 from duetime.standing import RUNS, Status
 from duetime.status import status as ask
+
+#: How what the doctor has found is marked, and its colour.
+MARKS = {Verdict.OK: ("✓", "green"), Verdict.ADVICE: ("!", "yellow"), Verdict.WRONG: ("✗", "red")}
 
 
 def topics(
@@ -26,7 +30,7 @@ def topics(
     store: Store = None,
     config: Config = None,
 ) -> None:
-    """Create the topics that are missing, and check all.
+    """Create the topics that are missing, adjust segments, and check all.
 
     Exit code 1 if a topic's settings could lose messages.
     """
@@ -34,6 +38,7 @@ def topics(
     if not check:
         for name in create_topics(settings):
             typer.echo(f"created {name}")
+        _tune(settings)
     problems = topic_problems(settings)
     if problems:
         _list_problems(problems)
@@ -44,12 +49,12 @@ def topics(
 def doctor(*, kafka: Kafka = None, store: Store = None, config: Config = None) -> None:
     """Check Java, jars, Kafka, clocks and topics.
 
-    Exit code 1 if something is wrong.
+    Exit code 1 if something is wrong. Advice (!) changes no exit code.
     """
     checks = checkup(settings_from(kafka, config, store=store))
     out = console()
     for each in checks:
-        mark, style = ("✓", "green") if each.ok else ("✗", "red")
+        mark, style = MARKS[each.verdict]
         out.print(mark, end=" ", style=style)
         out.print(f"{each.name}: {each.detail}")
     if not all(each.ok for each in checks):
@@ -99,6 +104,15 @@ def _rescued(found: Status, now_ms: int) -> str:
 def _queries(found: Status) -> str:
     troubled = [f"{name} {how}" for name, how in found.queries.items() if how != RUNS]
     return "\n".join(troubled) or f"all {len(found.queries)} run"
+
+
+def _tune(settings: Settings) -> None:
+    """Change what may be changed at any time. Who may not do so has a pipeline that works."""
+    try:
+        for each in tune_topics(settings):
+            typer.echo(f"changed {each}")
+    except KafkaError as error:
+        typer.echo(f"! {error.detail}", err=True)
 
 
 def _list_problems(problems: Sequence[str]) -> None:

@@ -63,6 +63,12 @@ def known_of(settings: Settings, topic: Column, cluster: Column) -> Column:
     return F.when(topic.isNotNull(), F.coalesce(known, java.system_property(prefix)))
 
 
+def exists(settings: Settings, topic: Column, cluster: Column) -> Column:
+    """Whether the cluster has the topic; false where that is not known. Runs in executors."""
+    known = known_of(settings, topic, cluster)
+    return F.coalesce(known != UNKNOWN, F.lit(False))
+
+
 def looked_for(settings: Settings, known: Column, topic: Column, cluster: Column) -> Column:
     """A filter for rows, always true: has a topic looked for that is not known.
 

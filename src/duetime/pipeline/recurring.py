@@ -55,6 +55,7 @@ from duetime.pipeline.rows import SinkRow, Waiting
 from duetime.pipeline.written import Repeats, Written, scope
 from duetime.series import Book, Page, Series, read_book
 from duetime.topics import TopicNames
+from duetime.wording import escaped
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +204,8 @@ def _tell_unknown(said: Sequence[Said], outcomes: Sequence[Outcome]) -> None:
         log.warning(
             "series wait: not understood here count=%d first=%s reason=%s",
             len(names),
-            names[0],
+            # Whoever may write to the topic chooses it.
+            escaped(names[0]),
             reason,
         )
 

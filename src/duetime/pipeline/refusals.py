@@ -1,5 +1,9 @@
 """What can be wrong with a message in any envelope, as columns: they read `asked` and `now`."""
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -8,14 +12,59 @@ from duetime.columns import record_bytes, wheel_level
 from duetime.config import Settings
 from duetime.envelopes import Refusal
 from duetime.errors import Reason
-from duetime.message import CANCEL, DEFINE, LATEST_MS, TOPIC_PATTERN, UNIQUE_PATTERN
+from duetime.message import (
+    CANCEL,
+    DEFINE,
+    END,
+    LATEST_MS,
+    LEADER,
+    MARKERS,
+    NAMESPACE_TOPIC,
+    TOPIC_PATTERN,
+    UNIQUE_PATTERN,
+    WHEEL,
+)
+from duetime.pipeline.obstacles import exists
 from duetime.pipeline.rows import PARTITION_PATTERN
-from duetime.topics import TopicNames
+from duetime.topics import TopicNames, markers
 
 
-def refusals(settings: Settings) -> list[Refusal]:
-    """All of it, in the order of the checks."""
-    return [*_of_place(settings), *_of_time(settings), *_of_record(settings), _of_cancel(settings)]
+def refusals(settings: Settings, came_by: Column | None = None) -> list[Refusal]:
+    """All of it, in the order of the checks.
+
+    `came_by` is the intake topic; None is the record's own.
+    """
+    by = F.col("topic") if came_by is None else came_by
+    return [
+        *_of_place(settings),
+        *_not_allowed(settings, by),
+        *_of_time(settings),
+        *_of_record(settings),
+        _of_cancel(settings),
+    ]
+
+
+def is_internal(settings: Settings, topic: Column, cluster: Column) -> Column:
+    """`message.is_internal` as a column, by what is known of the topics of the row's cluster."""
+    name = F.substring_index(topic, ".", 1)
+    other = F.when(
+        topic.rlike(NAMESPACE_TOPIC),
+        exists(settings, F.concat(name, F.lit(LEADER)), cluster)
+        & exists(settings, F.concat(name, F.lit(f"{WHEEL}0")), cluster),
+    )
+    return (
+        topic.startswith("__")
+        | topic.startswith(f"{settings.namespace}.")
+        | topic.endswith(MARKERS)
+        | topic.isin(*markers(settings))
+        | F.coalesce(other, F.lit(False))
+    )
+
+
+def fits(name: Column, patterns: Sequence[str]) -> Column:
+    """`tables.fits` as a column; null where the name is."""
+    as_regex = (each.replace(".", r"\.").replace("*", ".*").replace("?", ".") for each in patterns)
+    return name.rlike(f"^({'|'.join(as_regex)}){END}") if patterns else name.isNull() & F.lit(False)
 
 
 def asks_to_cancel() -> Column:
@@ -25,8 +74,7 @@ def asks_to_cancel() -> Column:
 
 def _of_place(settings: Settings) -> list[Refusal]:
     topic, partition = F.col("asked.topic"), F.col("asked.partition")
-    internal = topic.startswith(f"{settings.namespace}.") | topic.startswith("__")
-    warming = topic == TopicNames(settings).warmup
+    internal = is_internal(settings, topic, F.col("asked.cluster"))
     return [
         Refusal(
             when=F.coalesce(F.col("asked.operation") == DEFINE, F.lit(True)) & topic.isNull(),
@@ -39,7 +87,7 @@ def _of_place(settings: Settings) -> list[Refusal]:
             detail="the destination is no topic name: use 1 to 249 of a-z A-Z 0-9 . _ -",
         ),
         Refusal(
-            when=internal & ~warming,
+            when=internal & ~_is_probe(settings),
             reason=Reason.INTERNAL_TOPIC,
             detail="the destination belongs to Kafka or duetime: choose another topic",
         ),
@@ -49,6 +97,38 @@ def _of_place(settings: Settings) -> list[Refusal]:
             detail="the partition is no whole number of 0 or more",
         ),
     ]
+
+
+def _not_allowed(settings: Settings, came_by: Column) -> list[Refusal]:
+    """Nothing where there is no table: each column is planned, and looked at for each row."""
+    if not settings.allow:
+        return []
+    topic, cluster = F.col("asked.topic"), F.col("asked.cluster")
+    outside = F.lit(False)
+    for intake, allowed in settings.allow.items():
+        is_here = cluster.isNull() | fits(cluster, allowed.clusters)
+        outside = F.when(came_by == intake, ~(fits(topic, allowed.topics) & is_here)).otherwise(
+            outside
+        )
+    return [
+        Refusal(
+            when=outside & ~_is_probe(settings),
+            reason=Reason.NOT_ALLOWED,
+            detail="what comes in by this intake topic may not go there: see allow",
+        )
+    ]
+
+
+def _is_probe(settings: Settings) -> Column:
+    """Whether it goes where the pipeline's own messages do, which come in as everybody's."""
+    topic, cluster = F.col("asked.topic"), F.col("asked.cluster")
+    here = (topic == TopicNames(settings).warmup) & cluster.isNull()
+    there = [
+        (cluster == name) & (topic == each.probe_topic)
+        for name, each in settings.clusters.items()
+        if each.probe_topic
+    ]
+    return F.coalesce(reduce(or_, there, here), F.lit(False))
 
 
 def _of_time(settings: Settings) -> list[Refusal]:

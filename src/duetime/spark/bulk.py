@@ -197,7 +197,8 @@ def _are_headers(kind: DataType) -> bool:
 
 def _checked(asked: DataFrame, settings: Settings) -> int:
     """How many rows there are. Raises InvalidMessage where intake would reject some."""
-    refused = F.coalesce(F.col("asked.refusal"), first_refusal(refusals(settings)))
+    native = F.lit(TopicNames(settings).native)
+    refused = F.coalesce(F.col("asked.refusal"), first_refusal(refusals(settings, native)))
     judged = asked.select(refused.alias("refused")).groupBy("refused.reason", "refused.detail")
     counted = judged.count().orderBy(F.col("count").desc()).collect()
     wrong = [row for row in counted if row.reason is not None]
