@@ -4,11 +4,18 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from duetime.clock import format_duration
-from duetime.columns import record_bytes, wheel_level
+from duetime.columns import due_ms_of, record_bytes, wheel_level
 from duetime.config import Settings
-from duetime.envelopes import Refusal
+from duetime.envelopes import Refusal, record_timestamp_ms
 from duetime.errors import Reason
-from duetime.message import CANCEL, DEFINE, LATEST_MS, TOPIC_PATTERN, UNIQUE_PATTERN
+from duetime.message import (
+    CANCEL,
+    DEFINE,
+    LATEST_MS,
+    REPLACING_MS,
+    TOPIC_PATTERN,
+    UNIQUE_PATTERN,
+)
 from duetime.pipeline.rows import PARTITION_PATTERN
 from duetime.topics import TopicNames
 
@@ -16,6 +23,27 @@ from duetime.topics import TopicNames
 def refusals(settings: Settings) -> list[Refusal]:
     """All of it, in the order of the checks."""
     return [*_of_place(settings), *_of_time(settings), *_of_record(settings), _of_cancel(settings)]
+
+
+def refusals_of_replacement(settings: Settings, own_id: Column) -> list[Refusal]:
+    """What can be wrong with a record that replaces a message, and is to have the id `own_id`."""
+    replaced, needed_ms = F.col("asked.replaces"), settings.horizon_ms + REPLACING_MS
+    return [
+        Refusal(
+            # The cancel would be of the new message as well, and neither would be delivered.
+            when=replaced.isNotNull() & (replaced == own_id),
+            reason=Reason.BAD_ID,
+            detail="due-replaces is this message's own id: give it another due-id or due time",
+        ),
+        Refusal(
+            # By the record's own time: whoever reads the record once more, after a crash, decides
+            # the same, and its sender knows what is decided from the acknowledgement.
+            when=replaced_due_ms() - record_timestamp_ms() < needed_ms,
+            reason=Reason.TOO_LATE,
+            detail=f"the message in due-replaces was due within {needed_ms} ms: it stays, and this "
+            "one is not taken",
+        ),
+    ]
 
 
 def asks_to_cancel() -> Column:
@@ -94,3 +122,8 @@ def _of_cancel(settings: Settings) -> Refusal:
         reason=Reason.TOO_LATE,
         detail=f"due in less than {settings.horizon_ms} ms: it is on its way, or delivered",
     )
+
+
+def replaced_due_ms() -> Column:
+    """When the message is due that an understood record replaces; null where there is none."""
+    return due_ms_of(F.col("asked.replaces"))
