@@ -32,7 +32,7 @@ def taken_in(settings):
     """What intake would read: committed records."""
     properties = {"group.id": "look", "enable.partition.eof": True, "enable.auto.commit": False}
     consumer = Consumer(librdkafka_properties(settings) | properties)
-    topic = TopicNames(settings).native
+    topic = TopicNames(settings).transactional
     consumer.assign([TopicPartition(topic, each, 0) for each in range(settings.intake_partitions)])
     records, ended = [], set()
     while len(ended) < settings.intake_partitions:
@@ -94,6 +94,7 @@ def test_headers_that_intake_would_take_for_itself_do_not_keep_a_letter_from_com
     settings, letters, die
 ):
     taken = "due-at-ms", "due-id", "due-in-ms", "due-cron", "due-zone", "due-until", "due-misfire"
+    taken += ("due-replaces",)
     die(passed_on=[(name, b"1") for name in taken] + [("due-callback", b"http://x")])
     assert letters.redrive(ANY, SystemClock()) == 1
     (again,) = taken_in(settings)

@@ -35,7 +35,7 @@ def by_name(checks):
 @pytest.mark.usefixtures("topics")
 def test_a_healthy_machine_passes_every_check(settings):
     checks = by_name(checkup(settings))
-    assert list(checks) == ["Java", "jars", "broker", "topics", "clock"]
+    assert list(checks) == ["Java", "jars", "broker", "topics", "transactions", "clock"]
     assert all(check.ok for check in checks.values())
     assert settings.bootstrap in checks["broker"].detail
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tests.conftest import TRACE, SetClock
 
 from duetime.connection import librdkafka_properties
-from duetime.errors import InvalidMessage, KafkaError, Reason, TooLate, UnknownMessage
-from duetime.message import MessageId, check_unique
+from duetime.errors import InvalidMessage, Reason, TooLate, UnknownMessage
+from duetime.message import REPLACING_MS, MessageId, check_unique
 from duetime.reschedule import next_unique, reschedule
 from duetime.stores.reader import WheelReader
 
@@ -46,15 +46,13 @@ def test_a_rescheduled_message_expires_when_it_did(wheel, settings, now_ms):
 
 
 @pytest.mark.system
-def test_a_rescheduled_message_is_cancelled_and_sent_anew_byte_for_byte(wheel, settings, now_ms):
+def test_one_record_replaces_a_rescheduled_message_byte_for_byte(wheel, settings, now_ms):
     every = bytes(range(256))
     headers = [("a", every), ("a", b""), ("b", None), *TRACE]
     parts = {"key": every, "value": every, "headers": headers, "partition": 3}
     old = wheel.message("orders", now_ms + MINUTE, unique="order-17", **parts)
     new = reschedule(str(old), in_=timedelta(minutes=5), settings=settings)
-    (cancel,) = committed(settings, "control")
-    assert cancel.key() == str(old).encode()
-    assert cancel.headers() == [("due-op", b"cancel")]
+    assert committed(settings, "control") == []
     (again,) = committed(settings, "in")
     due_ms = MessageId.parse(new).due_ms
     assert now_ms + 5 * MINUTE <= due_ms < now_ms + 6 * MINUTE
@@ -65,6 +63,7 @@ def test_a_rescheduled_message_is_cancelled_and_sent_anew_byte_for_byte(wheel, s
         ("due-at-ms", str(due_ms).encode()),
         ("due-id", b"order-17~1"),
         ("due-partition", b"3"),
+        ("due-replaces", str(old).encode()),
         *headers,
     ]
 
@@ -89,12 +88,13 @@ def test_a_message_for_another_cluster_stays_so(wheel, settings, now_ms):
 
 @pytest.mark.system
 def test_headers_that_intake_would_take_for_itself_are_left_out(wheel, settings, now_ms):
-    taken = [(name, b"1") for name in ("due-in-ms", "due-cron", "due-zone", "due-misfire")]
+    names = "due-in-ms", "due-cron", "due-zone", "due-misfire", "due-replaces"
+    taken = [(name, b"1") for name in names]
     headers = [("due-callback", b"http://x"), ("a", b"b")]
     old = wheel.message("orders", now_ms + MINUTE, passed_on=[*taken, *headers])
     reschedule(str(old), in_=timedelta(minutes=5), settings=settings)
     (again,) = committed(settings, "in")
-    assert again.headers()[3:] == headers
+    assert again.headers()[3:] == [("due-replaces", str(old).encode()), *headers]
 
 
 @pytest.mark.system
@@ -138,26 +138,27 @@ def test_a_message_about_to_be_released_is_too_late(wheel, settings, now_ms):
 
 
 @pytest.mark.system
-def test_of_two_that_reschedule_one_message_the_first_is_fenced_off(
-    wheel, settings, now_ms, monkeypatch
+def test_a_record_that_kafka_appends_too_late_is_told_and_the_old_one_stays(
+    wheel, settings, now_ms
 ):
-    old = wheel.message("orders", now_ms + MINUTE)
-    really = WheelReader.find
-    second = []
-
-    def overtaken(reader, identity, when_ms, **retry):
-        found = really(reader, identity, when_ms, **retry)
-        if not second:
-            second.append(None)
-            second[0] = reschedule(str(old), in_=timedelta(minutes=7), settings=settings)
-        return found
-
-    monkeypatch.setattr(WheelReader, "find", overtaken)
-    with pytest.raises(KafkaError, match="nothing is changed"):
-        reschedule(str(old), in_=timedelta(minutes=5), settings=settings)
+    """Intake decides by the time of the append, and so the one who asked can be told."""
+    old = wheel.message("orders", now_ms + 6 * SECOND)
+    before = SetClock(now_ms - 3 * SECOND)
+    with pytest.raises(TooLate):
+        reschedule(str(old), in_=timedelta(minutes=5), settings=settings, clock=before)
     (again,) = committed(settings, "in")
-    assert dict(again.headers())["due-at-ms"].decode() == str(MessageId.parse(second[0]).due_ms)
-    assert len(committed(settings, "control")) == 1
+    assert old.due_ms - again.timestamp()[1] < settings.horizon_ms + REPLACING_MS
+
+
+@pytest.mark.system
+def test_two_that_reschedule_one_message_at_once_are_both_done(wheel, settings, now_ms):
+    old = wheel.message("orders", now_ms + MINUTE, unique="order-17")
+    new = [reschedule(str(old), in_=timedelta(minutes=each), settings=settings) for each in (5, 7)]
+    sent = [dict(each.headers()) for each in committed(settings, "in")]
+    assert {each["due-replaces"] for each in sent} == {str(old).encode()}
+    assert {each["due-id"] for each in sent} == {b"order-17~1"}
+    due_ms = {MessageId.parse(each).due_ms for each in new}
+    assert {int(each["due-at-ms"]) for each in sent} == due_ms
 
 
 def test_each_rescheduling_counts_on():

@@ -139,6 +139,11 @@ def message_id(due_ms: Column, unique: Column) -> Column:
     return F.concat(F.lower(F.lpad(F.hex(due_ms), 12, "0")), F.lit("-"), unique)
 
 
+def due_ms_of(identity: Column) -> Column:
+    """The due time that a full id begins with."""
+    return F.conv(F.substring(identity, 1, 12), 16, 10).cast("bigint")
+
+
 def backoff_ms(attempts: Column, first_ms: Column, most_ms: Column, spread: list[Column]) -> Column:
     """`backoff.backoff_ms` as a column; what spreads it is joined with colons."""
     doubled = first_ms * F.pow(F.lit(2), F.least(attempts - 1, F.lit(MOST_DOUBLINGS)))

@@ -2,12 +2,13 @@
 
 A letter is brought back once: the message and a note that it was sent are one transaction, and of
 two that redrive at once one fails. The notes are in a topic of their own, the offset as their key.
+The message goes to the intake topic for transactions, where an open one delays nobody else.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from confluent_kafka import Message
 
@@ -185,7 +186,7 @@ class DeadLetters:
             value=None,
             headers=(),
         )
-        return message, note
+        return replace(message, topic=self._names.transactional), note
 
     def _ever(self, selection: Selection) -> Iterator[DeadLetter]:
         """Those that were brought back included."""

@@ -1,7 +1,7 @@
 """Is everything here that duetime needs? One sentence a check, which says what to do."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,7 +11,7 @@ from confluent_kafka.admin import ClusterMetadata
 
 from duetime.admin import find_topics, topic_problems
 from duetime.advice import advice
-from duetime.clock import Clock, Offset, SystemClock
+from duetime.clock import Clock, Offset, SystemClock, format_duration
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import ConfigError, DuetimeError, KafkaError, SetupError
@@ -19,6 +19,8 @@ from duetime.local.jars import CONFS, jars_dir
 from duetime.local.java import find_java, java_version
 from duetime.message import DUE_AT_MS
 from duetime.reach import Contact, Unanswered
+from duetime.stores.offsets import Offsets, Unreadable
+from duetime.stores.open_transactions import open_transactions, remedy
 from duetime.stores.opening import check_store
 from duetime.topics import TopicNames
 
@@ -27,6 +29,9 @@ TIMEOUT_S = 5.0
 
 #: How often the clocks are compared: the first look opens connections, and the quickest says most.
 LOOKS = 6
+
+#: For how long a transaction may be open, in ms.
+LONG_MS = 10_000
 
 #: How far this machine's clock and the broker's may differ, in ms.
 MOST_APART_MS = 500
@@ -66,6 +71,8 @@ def checkup(settings: Settings, clock: Clock | None = None) -> list[Check]:
     if checks[-1].ok:
         checks.append(_check("topics", lambda: _topics(settings)))
         checks += _advice(settings)
+        now_ms = (clock or SystemClock()).now_ms
+        checks.append(_check("transactions", lambda: _transactions(settings, now_ms())))
         if settings.store_kind != "kafka":
             checks.append(_check("store", lambda: check_store(settings)))
         checks.append(_check("clock", lambda: _clock(settings, clock or SystemClock())))
@@ -153,6 +160,26 @@ def _topics(settings: Settings) -> str:
         others = f" (and {len(problems) - 1} more: `duetime topics` tells)" if problems[1:] else ""
         raise ConfigError(problems[0] + others)
     return "all are there, and as they must be"
+
+
+def _transactions(settings: Settings, now_ms: int) -> str:
+    names = TopicNames(settings)
+    with closing(Offsets(settings, f"{settings.namespace}.doctor")) as offsets:
+        try:
+            found = open_transactions(settings, offsets, names.intake)
+        except Unreadable as error:
+            raise KafkaError(f"an intake topic cannot be looked at: {error}") from error
+    longest_ms, oldest = max(
+        ((now_ms - each.since_ms, each) for each in found),
+        key=lambda pair: pair[0],
+        default=(0, None),
+    )
+    if oldest and longest_ms > LONG_MS:
+        raise DuetimeError(
+            f"a transaction is open in topic {oldest.topic}, partition {oldest.partition}, for "
+            f"{format_duration(longest_ms)}: {remedy(oldest.topic, names.transactional)}"
+        )
+    return f"none is open in an intake topic for longer than {format_duration(LONG_MS)}"
 
 
 def _clock(settings: Settings, clock: Clock) -> str:

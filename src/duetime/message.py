@@ -23,6 +23,8 @@ DUE_ID = "due-id"
 DUE_OP = "due-op"
 DUE_EXPIRES_MS = "due-expires-ms"
 DUE_CALLBACK = "due-callback"
+#: The full id of the message that this one takes the place of.
+DUE_REPLACES = "due-replaces"
 
 # Headers of a message that comes again and again, a series.
 DUE_CRON = "due-cron"
@@ -109,6 +111,7 @@ ADDRESS = (
     DUE_IN_MS,
     DUE_ID,
     DUE_EXPIRES_MS,
+    DUE_REPLACES,
 )
 
 #: What intake takes for itself of a record of the native contract.
@@ -172,6 +175,10 @@ SERIES_PATTERN = rf"^[A-Za-z0-9._:=~+@-]{{1,160}}{END}"
 
 #: How the unique part of an id begins under which a series waits for its next run.
 SERIES_MARK = "@series:"
+
+#: How much longer than the horizon before a message is due it can be replaced, in ms. The cancel of
+#: the old message may take so long to its slot: later, the message would be delivered twice.
+REPLACING_MS = 3_000
 
 #: Any full id.
 ID_PATTERN = rf"^[0-9a-f]{{12}}-[A-Za-z0-9._:=~+@-]{{1,200}}{END}"

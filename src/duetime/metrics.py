@@ -80,6 +80,13 @@ INTAKE = Counter(
     ["contract"],
 )
 
+OPEN_TRANSACTION_SECONDS = Gauge(
+    "duetime_open_transaction_seconds",
+    "For how long the oldest open transaction in an intake topic is open, by contract, in seconds; "
+    "0 where there is none.",
+    ["contract"],
+)
+
 DELIVERED = Counter(
     "duetime_delivered_records",
     "Records sent to destinations, by Kafka's metrics and by their cluster (this one has no name).",

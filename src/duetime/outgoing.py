@@ -21,6 +21,7 @@ from duetime.message import (
     DUE_ID,
     DUE_OP,
     DUE_PARTITION,
+    DUE_REPLACES,
     DUE_TOPIC,
     HEADER_FRAME_BYTES,
     SERIES_MARK,
@@ -88,12 +89,19 @@ class Wanted:
     cluster: str | None = None
 
 
-def scheduled(
-    wanted: Wanted, settings: Settings, *, due_ms: int, now_ms: int, unique: str
+def scheduled(  # noqa: PLR0913 (all that a record says)
+    wanted: Wanted,
+    settings: Settings,
+    *,
+    due_ms: int,
+    now_ms: int,
+    unique: str,
+    replaces: MessageId | None = None,
 ) -> Outgoing:
     """The record that schedules the message. `due_ms` may be in the past: it is due at once then.
 
-    Raises InvalidMessage with the reason that intake would reject it for.
+    The message that it `replaces` is cancelled with that, by the same record. Raises InvalidMessage
+    with the reason that intake would reject the record for.
     """
     settings.wheel.check_reach(due_ms, now_ms)
     own = _text(unique, "the id", Reason.BAD_ID, "text")
@@ -103,6 +111,8 @@ def scheduled(
     _check_expiry(headers)
     check_size(key, value, headers, settings.largest_bytes)
     address = _address(wanted, settings, identity)
+    if replaces is not None:
+        address.append((DUE_REPLACES, str(replaces).encode()))
     return Outgoing(
         id=identity,
         topic=native_topic(settings.namespace),

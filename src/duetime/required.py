@@ -128,6 +128,7 @@ def required_topics(settings: Settings) -> list[Topic]:
     return [
         # Their delays count from the record's timestamp, so the broker must set it, not the sender.
         _intake_topic(names.native, partitions, settings, required=STAMPED),
+        _intake_topic(names.transactional, partitions, settings, required=STAMPED),
         _intake_topic(names.countdown, 1, settings, required=STAMPED),
         *(_intake_topic(name, 1, settings, from_senders=True) for name in unstamped),
         # The pipeline reads delayed topics without Spark, which takes any timestamp.

@@ -1,25 +1,25 @@
-"""Giving a message another time: the old one cancelled and a new one sent, in one transaction.
+"""Giving a message another time: one record, which schedules it anew and cancels the old one.
 
-Intake reads committed records only, so it sees both or neither: a crash between two lines changes
-nothing, or everything.
+Intake takes in both or neither, whatever stops in between: see `due-replaces` in docs/contracts.md.
 """
 
 import hashlib
 import re
 from datetime import datetime, timedelta
 
+import confluent_kafka
+
+from duetime.client import FOR_GOOD, producer_properties
 from duetime.clock import Clock, SystemClock, format_duration
 from duetime.config import Settings, load_settings
-from duetime.errors import TooLate, UnknownMessage
-from duetime.message import DUE_EXPIRES_MS, TAKEN, MessageId, headers_without
-from duetime.outgoing import Outgoing, Wanted, cancelled, due_time_ms, scheduled
+from duetime.errors import KafkaError, RecordRefused, TooLate, UnknownMessage
+from duetime.message import DUE_EXPIRES_MS, REPLACING_MS, TAKEN, MessageId, headers_without
+from duetime.outgoing import Outgoing, Wanted, due_time_ms, scheduled
 from duetime.stores import Found
 from duetime.stores.opening import open_reader
-from duetime.transaction import transaction
 
-#: How long the cancel may take into the old message's slot, in ms. With less time left than this
-#: before the slot is taken up, the message could be delivered at both times.
-ARRIVAL_MS = 3_000
+#: How long Kafka may take for the record, in ms: whoever asked waits for that.
+DELIVERY_TIMEOUT_MS = 10_000
 
 #: The longest unique part of an id.
 LONGEST_UNIQUE = 200
@@ -36,8 +36,9 @@ def reschedule(
     """Give the waiting message with this full id another time, and return its new id.
 
     The new id is the old one with `~1`, then `~2`, ... Not safe to repeat: the old id is cancelled
-    by then, and unknown. Two at once for one message: one of them fails, unless the first's cancel
-    has not come to its slot yet. Nor has a message that was sent a moment ago: it is unknown.
+    by then, and unknown. Two at once for one message, before the cancel of the first is in its
+    slot: both are done, and the message is delivered at both times (once, if they are the same). A
+    message that was sent a moment ago is unknown.
 
     Raises InvalidMessage, UnknownMessage (nothing with this id waits, or it is cancelled), TooLate
     (its release has begun or is near), and KafkaError (which says whether anything is changed).
@@ -46,17 +47,16 @@ def reschedule(
     identity, now_ms = MessageId.parse(id), clock.now_ms()
     due_ms = due_time_ms(at, in_, now_ms)
     _check_time_is_left(identity, settings, now_ms)
-    # Named so that it fences off another one that reschedules the same message.
-    with transaction(settings, f"reschedule.{identity}") as send:
-        found = _waiting(identity, settings, now_ms)
-        again = rescheduled(found, settings, due_ms=due_ms, now_ms=now_ms)
-        send([cancelled(identity, settings), again])
-        _check_time_is_left(identity, settings, clock.now_ms())
+    found = _waiting(identity, settings, now_ms)
+    again = rescheduled(found, settings, due_ms=due_ms, now_ms=now_ms)
+    _check_time_is_left(identity, settings, clock.now_ms())
+    # Intake decides by the same timestamp: where it is too late, the old message stays.
+    _check_time_is_left(identity, settings, _appended_ms(again, settings))
     return str(again.id)
 
 
 def rescheduled(found: Found, settings: Settings, *, due_ms: int, now_ms: int) -> Outgoing:
-    """The record that schedules a waiting message anew; raises what `scheduled` does."""
+    """The record that takes the place of a waiting message; raises what `scheduled` does."""
     # Other envelopes have passed on headers that intake would take for itself here.
     headers = headers_without(found.headers, TAKEN)
     if found.expires_ms is not None:
@@ -69,8 +69,14 @@ def rescheduled(found: Found, settings: Settings, *, due_ms: int, now_ms: int) -
         partition=found.partition,
         cluster=found.cluster,
     )
-    unique = next_unique(found.id.unique)
-    return scheduled(wanted, settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
+    return scheduled(
+        wanted,
+        settings,
+        due_ms=due_ms,
+        now_ms=now_ms,
+        unique=next_unique(found.id.unique),
+        replaces=found.id,
+    )
 
 
 def next_unique(unique: str) -> str:
@@ -86,12 +92,39 @@ def next_unique(unique: str) -> str:
 
 def _check_time_is_left(identity: MessageId, settings: Settings, now_ms: int) -> None:
     """Raise TooLate where the old one might be delivered, too."""
-    needed_ms = settings.horizon_ms + ARRIVAL_MS
+    needed_ms = settings.horizon_ms + REPLACING_MS
     if identity.due_ms - now_ms < needed_ms:
         raise TooLate(
             f"{identity} is due, or will be in less than {format_duration(needed_ms)}: too soon "
             "for another time (it may still be cancelled)"
         )
+
+
+def _appended_ms(record: Outgoing, settings: Settings) -> int:
+    """Send the record, and return when Kafka appended it, epoch ms. Raises KafkaError."""
+    reports = list[tuple[confluent_kafka.KafkaError | None, confluent_kafka.Message]]()
+    producer = confluent_kafka.Producer(
+        producer_properties(settings) | {"linger.ms": 0, "delivery.timeout.ms": DELIVERY_TIMEOUT_MS}
+    )
+    try:
+        producer.produce(
+            record.topic,
+            value=record.value,
+            key=record.key,
+            headers=list(record.headers),
+            on_delivery=lambda *report: reports.append(report),
+        )
+    except confluent_kafka.KafkaException as error:
+        raise KafkaError(
+            f"not done ({error.args[0].str()}): nothing is changed, try again"
+        ) from error
+    producer.flush()
+    failed, appended = reports[0]
+    if failed is None:
+        return int(appended.timestamp()[1])
+    if failed.code() in FOR_GOOD:
+        raise RecordRefused(f"not done, as Kafka refuses the record ({failed.str()})")
+    raise KafkaError(f"it is not known whether it is done ({failed.str()}): look before you repeat")
 
 
 def _taken_apart(unique: str) -> tuple[str, int]:

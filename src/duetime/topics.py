@@ -23,6 +23,7 @@ class TopicNames:
     def __init__(self, settings: Settings) -> None:
         self._prefix = settings.namespace
         self.native = native_topic(self._prefix)
+        self.transactional = f"{self.native}.tx"
         self.airtel = settings.airtel_topic
         self.countdown = settings.countdown_topic
         self.scheduler = settings.scheduler_topic
@@ -61,9 +62,14 @@ class TopicNames:
         return [self.recurring, self.warmup]
 
     @property
-    def intake(self) -> list[str]:
-        """Every topic that the intake query reads."""
+    def plain_intake(self) -> list[str]:
+        """The intake topics that are read up to their end, whatever transactions are open there."""
         return [self.native, self.control, self.airtel, self.countdown, self.scheduler]
+
+    @property
+    def intake(self) -> list[str]:
+        """Every topic that an intake query reads."""
+        return [*self.plain_intake, self.transactional]
 
 
 def namespaces(topics: Collection[str]) -> set[str]:

@@ -1,8 +1,8 @@
 """How many messages have come in and gone on so far, as far as Kafka's offsets tell.
 
-An offset is a number that grows by one with each record, and with each transaction (reschedule,
-redrive, a sender's own). So two looks at it give a rate, and no look reads a message. What is
-delivered at once, or by the lanes, leaves no such number behind.
+An offset is a number that grows by one with each record, and with each transaction (redrive, a
+sender's own). So two looks at it give a rate, and no look reads a message. What is delivered at
+once, or by the lanes, leaves no such number behind.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Several records or none: one Kafka transaction.
 
-Intake reads committed records only, so it sees all of them or none: a crash between two lines
-changes nothing, or everything.
+Only for `duetime.in.tx`, of which intake reads committed records alone: it sees all of them or
+none. A crash between two lines changes nothing, or everything.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ from duetime.outgoing import Outgoing
 #: How long Kafka may take for one step of the transaction, in seconds.
 TIMEOUT_S = 20.0
 
-#: Intake waits for a transaction to end: one that was left open may not hold it up for long.
+#: Others with transactions wait for this one: if it was left open, it may not last for long.
 TRANSACTION = {"transaction.timeout.ms": 10_000, "delivery.timeout.ms": 10_000}
 
 

@@ -246,6 +246,19 @@ def test_a_message_is_rescheduled_or_delivered_now_under_a_new_id(api, wheel, se
     }
 
 
+def test_of_two_that_reschedule_one_message_one_is_done(api, wheel, settings, now_ms):
+    """Nobody takes in the first here: its cancel is not in the slot when the second asks."""
+    identity = wheel.message("orders", now_ms + MINUTE_MS, unique="m")
+    too_far = api.post(f"/v1/messages/{identity}/reschedule", json={"in": "365d"})
+    assert problem_of(too_far) == (422, "beyond-wheel")
+    told = api.post(f"/v1/messages/{identity}/reschedule", json={"in": "30m"}).json()
+    assert MessageId.parse(told["id"]).unique == "m~1"
+    for again in ("reschedule", "deliver-now"):
+        answer = api.post(f"/v1/messages/{identity}/{again}", json={"in": "20m"})
+        assert problem_of(answer) == (404, "unknown-message")
+    assert [dict(each.headers())["due-id"] for each in taken_in(settings, 1)] == [b"m~1"]
+
+
 def test_status_health_and_metrics_are_answered(api):
     assert api.get("/healthz").status_code == 200
     assert api.get("/readyz").status_code == 200

@@ -47,6 +47,7 @@ def random_records(count: int) -> Iterator[Sent]:
         "due-partition",
         "due-cluster",
         "due-op",
+        "due-replaces",
         "scheduler-epoch",
         "scheduler-target-topic",
         "scheduler-target-key",

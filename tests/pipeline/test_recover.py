@@ -1,14 +1,21 @@
-"""What was in flight when intake ended, without a broker: which cancels are heard, and of what."""
+"""What was in flight when intake ended: which cancels are heard, and of what."""
 
+from contextlib import closing
 from datetime import UTC, datetime
 
 import pytest
+from confluent_kafka import Producer
 from tests.conftest import RECORD
 
+from duetime.clock import SystemClock
 from duetime.config import Settings
-from duetime.message import MessageId
-from duetime.pipeline.intake import Intake
-from duetime.pipeline.recover import _cancelled, _first_of_its_id
+from duetime.connection import librdkafka_properties
+from duetime.message import REPLACING_MS, MessageId
+from duetime.pipeline.intake import INTAKE, INTAKE_TX, Intake
+from duetime.pipeline.recover import _cancelled, _first_of_its_id, recover_intake
+from duetime.pipeline.written import Written
+from duetime.stores.reader import WheelReader
+from duetime.stores.records import RangeReader
 from duetime.topics import TopicNames
 
 pytestmark = pytest.mark.system
@@ -37,13 +44,13 @@ def cancels(spark, *of):
 
 
 class Sieve:
-    """What was sent to the control topic."""
+    """What was sent to the control topic, or to another."""
 
-    def __init__(self, sent):
-        self._sent = sent
+    def __init__(self, sent, topic=None):
+        self._sent, self._topic = sent, topic or TopicNames(SETTINGS).control
 
-    def taken_in(self, _topic, _since_ms):
-        return self._sent
+    def taken_in(self, topic, _since_ms):
+        return self._sent if topic == self._topic else None
 
 
 def test_a_cancel_of_a_retry_is_of_no_message_that_is_taken_in(spark, intake):
@@ -71,3 +78,71 @@ def test_of_cancels_of_one_id_those_of_other_instants_are_kept(spark, intake, no
     asked = sent.transform(intake.understood).transform(intake.judged).transform(intake.identified)
     left = asked.where("is_cancel").transform(_first_of_its_id)
     assert sorted(row.offset for row in left.collect()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("topic", [TopicNames(SETTINGS).native, TopicNames(SETTINGS).transactional])
+def test_what_was_replaced_in_time_is_as_what_was_cancelled(spark, intake, topic):
+    nearest_ms = SENT_MS + SETTINGS.horizon_ms + REPLACING_MS
+    near, far = (MessageId(due_ms=nearest_ms + ms, unique="m") for ms in (-1, 0))
+    address = ("due-topic", b"orders"), ("due-at-ms", str(SENT_MS + LATER_MS).encode())
+    rows = [
+        (topic, 0, offset, SENT, None, None, [*address, *more])
+        for offset, more in enumerate(
+            (
+                [("due-replaces", str(near).encode())],
+                [("due-replaces", str(far).encode())],
+                [("due-replaces", str(far).encode()), ("due-partition", b"x")],
+                [],
+            )
+        )
+    ]
+    sent = spark.createDataFrame(rows, RECORD)
+    found = _cancelled(Sieve(sent, topic), SETTINGS, intake, SENT_MS).collect()
+    assert [row.id for row in found] == [str(far)]
+
+
+class TestReplacing:
+    """A record that replaces a message was in flight: some of its rows were written, or all."""
+
+    @pytest.fixture
+    def replaced(self, wheel, now_ms):
+        """The old message, which waits, and the id that a record gives it at another time."""
+        old = wheel.message("orders", now_ms + 40_000, unique="order-17")
+        return old, MessageId(due_ms=now_ms + 60_000, unique="order-17~1")
+
+    @pytest.fixture(params=[INTAKE, INTAKE_TX])
+    def recover(self, request, spark, settings, replaced, tmp_path):
+        """Sends the record that replaces, to the topic of one of the queries, and recovers that."""
+        (old, new), names = replaced, TopicNames(settings)
+        headers = {
+            "due-topic": "orders",
+            "due-at-ms": str(new.due_ms),
+            "due-id": new.unique,
+            "due-replaces": str(old),
+        }
+        producer = Producer(librdkafka_properties(settings))
+        topic = names.transactional if request.param == INTAKE_TX else names.native
+        producer.produce(topic, "x", headers=headers)
+        assert producer.flush(30) == 0
+        kept = settings.model_copy(update={"checkpoint": tmp_path.as_uri()})
+
+        def recovered():
+            with closing(Written(spark, kept)) as written:
+                recover_intake(spark, kept, written, Intake(kept), request.param)
+
+        return recovered
+
+    @pytest.mark.parametrize("written", ["nothing", "message", "cancel", "message and cancel"])
+    def test_what_is_missing_is_written(self, settings, wheel, replaced, recover, written):
+        old, new = replaced
+        if "message" in written:
+            wheel.message("orders", new.due_ms, unique=new.unique)
+        if "cancel" in written:
+            wheel.cancel(old)
+        recover()
+        now_ms = SystemClock().now_ms()
+        with closing(WheelReader(settings)) as reader, RangeReader(settings) as ranges:
+            assert reader.find(old, now_ms).cancelled
+            assert not reader.find(new, now_ms).cancelled
+            messages = [each.id for each in ranges.entries(reader.ranges()) if each.topic]
+        assert sorted(map(str, messages)) == sorted(map(str, replaced))

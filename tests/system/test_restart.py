@@ -30,6 +30,7 @@ from duetime.local.process import GuardedProcess
 from duetime.message import WAITING_HEADERS, MessageId
 from duetime.pipeline.faults import Point
 from duetime.recurrence import GRACE_MS, LEAD_MS
+from duetime.reschedule import reschedule
 from duetime.stores.reader import WheelReader
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -241,6 +242,26 @@ def test_after_a_kill_what_was_cancelled_stays_so_and_garbage_stops_nothing(live
         inbox.until(lambda: len(inbox.arrived) >= 3 + len(ids) - 1, "what was sent meanwhile")
     assert len(arrived) == 3 + len(ids) - 1
     assert not {cancelled, unheard} & {each.id for each in arrived}
+
+
+@pytest.mark.hostile
+def test_after_a_kill_what_was_rescheduled_comes_once_at_its_new_time(live, tmp_path):
+    """All of it was taken in, and none of that is committed: each record is read once more."""
+    topic = live.topic()
+    inbox = live.inbox(topic)
+    with running(live, tmp_path) as process, closing(WheelReader(live.settings)) as reader:
+        inbox.until_id(*schedule(live, topic, 1, over_s=0))
+        (old,) = schedule(live, topic, 1, over_s=0, after_s=20)
+        found = lambda: reader.find(MessageId.parse(old), now_ms())  # noqa: E731 (asked again)
+        eventually(found, "the message in the wheel")
+        new = reschedule(old, in_=timedelta(seconds=60), settings=live.settings)
+        eventually(lambda: (it := found()) and it.cancelled, "the cancel in the wheel")
+        kill(process)
+    # Nobody meets its cancel any more: the slot of the two is emptied at the start.
+    over_ms = MessageId.parse(old).due_ms + 1_000
+    eventually(lambda: now_ms() > over_ms, "the time that it had")
+    with running(live, tmp_path):
+        complete(live, topic, inbox, {inbox.arrived[0].id, new})
 
 
 @pytest.mark.hostile

@@ -181,7 +181,8 @@ def change(
     caller.spend(1)
     _check_seen(identity, services, caller)
     at, in_ = due.times()
-    again = reschedule(id, at=at, in_=in_, settings=services.settings, clock=services.clock)
+    with services.rescheduled.once(identity):
+        again = reschedule(id, at=at, in_=in_, settings=services.settings, clock=services.clock)
     return Accepted(**accepted(again, MessageId.parse(again).due_ms))
 
 

@@ -64,7 +64,7 @@ def _run(spark: SparkSession, settings: Settings, messages: int, name: str) -> P
     say("copying, then taking in ...")
     (copied,) = create_destinations(settings, [f"{name}-copied"], partitions=PARTITIONS)
     names = TopicNames(settings)
-    copy = plain(read_stream(spark, settings, [names.airtel], committed_only=True), copied)
+    copy = plain(read_stream(spark, settings, [names.airtel]), copied)
     wheel = [names.wheel(level) for level in range(settings.wheel_levels)]
     return Pace(
         copy_messages_per_s=_pace(settings, copy, [copied], messages),

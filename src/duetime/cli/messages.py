@@ -181,7 +181,7 @@ def reschedule(  # noqa: PLR0913 (an option each)
 ) -> None:
     """Give a message another time, and print its new id.
 
-    One transaction: it never waits twice, and never not at all.
+    One record does both: a crash leaves neither two of it nor none.
     """
     identity, (due_at, due_in) = MessageId.parse(message_id), _due(at, in_)
     settings = connected(kafka, config, store)

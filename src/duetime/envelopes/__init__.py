@@ -56,6 +56,8 @@ class Canonical:
     expires_ms: Column = field(default_factory=lambda: F.lit(None).cast("bigint"))
     #: string: null for a message, or `cancel`.
     operation: Column = field(default_factory=lambda: F.lit(None).cast("string"))
+    #: string: the full id of the message that it takes the place of, as the sender wrote it.
+    replaces: Column = field(default_factory=lambda: F.lit(None).cast("string"))
     #: What is read from `text`, by the names of columns. Selected on its own, because Spark
     #: evaluates what several branches of a condition use in each of them, and parsing is dear.
     parsed: Mapping[str, Column] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class Canonical:
             self.value.alias("value"),
             self.headers.cast(HEADERS_TYPE).alias("headers"),
             self.operation.alias("operation"),
+            self.replaces.alias("replaces"),
             first_refusal(self.refusals).alias("refusal"),
         )
 
@@ -92,11 +95,14 @@ def first_refusal(refusals: Sequence[Refusal]) -> Column:
 
 def canonical(envelopes: Mapping[str, Canonical]) -> Column:
     """One struct column for a row of any intake topic, by the envelope of its topic."""
-    topics = iter(envelopes.items())
-    topic, envelope = next(topics)
-    chosen = F.when(F.col("topic") == topic, envelope.struct())
-    for topic, envelope in topics:
-        chosen = chosen.when(F.col("topic") == topic, envelope.struct())
+    # Topics that share an envelope share a branch: the code for a row stays small.
+    topics: dict[int, list[str]] = {}
+    for topic, envelope in envelopes.items():
+        topics.setdefault(id(envelope), []).append(topic)
+    structs = {id(envelope): envelope.struct() for envelope in envelopes.values()}
+    chosen = F.lit(None)
+    for number in reversed(topics):
+        chosen = F.when(F.col("topic").isin(topics[number]), structs[number]).otherwise(chosen)
     return chosen
 
 

@@ -6,7 +6,7 @@ Key = id, header `due-op` = `cancel`, and of a retry `due-at-ms` = when it is; o
 
 from pyspark.sql import functions as F
 
-from duetime.columns import HEADERS_TYPE
+from duetime.columns import HEADERS_TYPE, due_ms_of
 from duetime.envelopes import Canonical, Refusal, named, record_timestamp_ms, whole_number
 from duetime.envelopes.series import asked_of
 from duetime.errors import Reason
@@ -24,7 +24,7 @@ def control() -> Canonical:
     text = F.when(F.is_valid_utf8(F.col("key").cast("string")), F.col("key").cast("string"))
     known = text.rlike(ID_PATTERN)
     nothing, at = F.lit(None), named(DUE_AT_MS)
-    due_ms = F.conv(F.substring(text, 1, 12), 16, 10).cast("bigint")
+    due_ms = due_ms_of(text)
     return Canonical(
         topic=nothing.cast("string"),
         due_ms=F.when(of_series, record_timestamp_ms()).when(

@@ -25,7 +25,10 @@ from duetime.message import (
     DUE_ID,
     DUE_IN_MS,
     DUE_PARTITION,
+    DUE_REPLACES,
     DUE_TOPIC,
+    ID_PATTERN,
+    SERIES_MARK,
 )
 
 
@@ -52,6 +55,7 @@ def native() -> Canonical:
         value=F.col("value"),
         headers=headers,
         operation=F.when(again, DEFINE),
+        replaces=named(DUE_REPLACES),
         refusals=(
             Refusal(
                 when=~named(DUE_CLUSTER).rlike(CLUSTER_PATTERN),
@@ -70,9 +74,27 @@ def native() -> Canonical:
                 detail="more than one due-at-ms or due-in-ms: leave one",
             ),
             no_expiry(named(DUE_EXPIRES_MS)),
+            Refusal(
+                when=~_can_be_replaced(named(DUE_REPLACES)),
+                reason=Reason.BAD_ID,
+                detail="due-replaces is no message's id: 12 hex digits, a dash and a name",
+            ),
+            Refusal(
+                when=again & named(DUE_REPLACES).isNotNull(),
+                reason=Reason.BAD_ID,
+                detail="a series replaces no message: leave out due-replaces, and cancel by the id",
+            ),
             *refusals(),
         ),
     )
+
+
+def _can_be_replaced(identity: Column) -> Column:
+    """Whether this is the id of a message; null where there is none.
+
+    A series waits under an id too, and would have no next run without it.
+    """
+    return identity.rlike(ID_PATTERN) & ~F.substring(identity, 14, 200).startswith(SERIES_MARK)
 
 
 def no_expiry(said: Column) -> Refusal:

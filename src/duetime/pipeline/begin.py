@@ -14,7 +14,7 @@ from duetime.metrics import RECOVERY_SECONDS
 from duetime.pipeline import notices
 from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.failures import failures
-from duetime.pipeline.intake import Intake, intake_records
+from duetime.pipeline.intake import INTAKE, INTAKE_TX, Intake, intake_records, intake_topics
 from duetime.pipeline.isolated import BATCH as ISOLATED_BATCH
 from duetime.pipeline.isolated import ISOLATED, Isolated
 from duetime.pipeline.kafka import ALL, read_stream, start_micro_batches, start_real_time
@@ -61,9 +61,10 @@ class Begin:
 
         `notice` is what to do with notices, where the store gives any; `waking` is for queues.
         """
-        own = {
+        own: dict[str, Callable[[], StreamingQuery]] = {
             "lanes": self._lanes,
-            "intake": self._intake,
+            INTAKE: partial(self._intake, INTAKE),
+            INTAKE_TX: partial(self._intake, INTAKE_TX),
             "failures": self._failures,
             ISOLATED: self._isolated,
             RECURRING: self._recurring,
@@ -84,11 +85,12 @@ class Begin:
         self._recover("lanes", [self._names.lanes], recover)
         return start_real_time(lanes(self._spark, self._settings), self._settings, "lanes")
 
-    def _intake(self) -> StreamingQuery:
+    def _intake(self, name: str) -> StreamingQuery:
         spark, settings, intake = self._spark, self._settings, Intake(self._settings)
-        recover = partial(recover_intake, spark, settings, self._written[None], intake)
-        self._recover("intake", self._names.intake, recover)
-        return start_real_time(intake.rows(intake_records(spark, settings)), settings, "intake")
+        recover = partial(recover_intake, spark, settings, self._written[None], intake, name)
+        self._recover(name, intake_topics(settings, name), recover)
+        rows = intake.rows(intake_records(spark, settings, name))
+        return start_real_time(rows, settings, name)
 
     def _outbox(self, cluster: str) -> StreamingQuery:
         spark, settings, name = self._spark, self._settings, query_name(cluster)

@@ -37,10 +37,10 @@ EVERY_S = 10.0
 LEAVE_S = 2.0
 
 #: The sinks that write to destinations on this cluster, among other topics.
-SENDERS = ("intake", "lanes", *PRODUCERS, "recover", "failures", "recurring")
+SENDERS = ("intake", "intake-tx", "lanes", *PRODUCERS, "recover", "failures", "recurring")
 
 #: What the intake topics are called in metrics, in their order.
-CONTRACTS = ("native", "control", "airtel", "countdown", "scheduler")
+CONTRACTS = ("native", "control", "airtel", "countdown", "scheduler", "transactional")
 
 
 class Health:

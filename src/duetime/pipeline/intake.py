@@ -1,6 +1,14 @@
-"""The intake query: every envelope's topic in, every message routed, every bad one rejected.
+"""The intake queries: every envelope's topic in, every message routed, every bad one rejected.
 
-A real-time query of stateless columns. What a crash leaves uncommitted is finished by `recover`.
+Real-time queries of stateless columns. What a crash leaves uncommitted is finished by `recover`.
+
+    intake      every intake topic but one, up to its end: read_uncommitted
+    intake-tx   duetime.in.tx, for senders with transactions: read_committed
+
+A reader of committed records stops at the first open transaction of a partition, whoever opened it.
+So only what is sent to that topic waits for the transactions of others.
+
+A record that replaces a message is two rows: its own message, and the cancel of the old one.
 """
 
 from collections.abc import Mapping
@@ -9,6 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from duetime.columns import (
+    HEADERS_TYPE,
     header_map,
     message_id,
     now_ms,
@@ -41,30 +50,45 @@ from duetime.message import (
     DUE_TOPIC,
 )
 from duetime.pipeline.kafka import read_stream
-from duetime.pipeline.refusals import asks_to_cancel, refusals
+from duetime.pipeline.refusals import (
+    asks_to_cancel,
+    refusals,
+    refusals_of_replacement,
+    replaced_due_ms,
+)
 from duetime.pipeline.routing import Routes
 from duetime.pipeline.rows import SinkRow, Waiting
 from duetime.topics import TopicNames
 
+#: What the queries, their producers and the directories of their offsets are called.
+INTAKE, INTAKE_TX = "intake", "intake-tx"
 
-def intake(spark: SparkSession, settings: Settings) -> DataFrame:
-    """Rows for the Kafka sink, from all intake topics. Runs in executors, without end."""
-    return Intake(settings).rows(intake_records(spark, settings))
+
+def intake(spark: SparkSession, settings: Settings, name: str = INTAKE) -> DataFrame:
+    """Rows for the Kafka sink, from the topics of one query. Runs in executors, without end."""
+    return Intake(settings).rows(intake_records(spark, settings, name))
+
+
+def intake_topics(settings: Settings, name: str) -> list[str]:
+    """The topics that the query of this name reads."""
+    names = TopicNames(settings)
+    return [names.transactional] if name == INTAKE_TX else names.plain_intake
 
 
 def intake_records(
-    spark: SparkSession, settings: Settings, *, batch: int | None = None
+    spark: SparkSession, settings: Settings, name: str, *, batch: int | None = None
 ) -> DataFrame:
-    """All intake topics as an endless read."""
-    topics = TopicNames(settings).intake
-    return read_stream(spark, settings, topics, batch=batch, committed_only=True)
+    """The topics of the query of this name as an endless read."""
+    topics, committed_only = intake_topics(settings, name), name == INTAKE_TX
+    return read_stream(spark, settings, topics, batch=batch, committed_only=committed_only)
 
 
 def envelopes(settings: Settings) -> dict[str, tuple[str, Canonical]]:
     """For each intake topic its short name, which ids carry, and its envelope."""
-    names = TopicNames(settings)
+    names, of_headers = TopicNames(settings), native()
     return {
-        names.native: ("in", native()),
+        names.native: ("in", of_headers),
+        names.transactional: ("in.tx", of_headers),
         names.control: ("control", control()),
         names.airtel: ("airtel", airtel()),
         names.countdown: ("countdown", countdown()),
@@ -80,11 +104,15 @@ class Intake:
         by_topic = {topic: envelope for topic, (_, envelope) in known.items()}
         names = {topic: name for topic, (name, _) in known.items()}
         message = _message(names, TopicNames(settings).recurring)
-        refused = F.coalesce(F.col("asked.refusal"), first_refusal(refusals(settings)))
+        own_id = message_id(F.col("asked.due_ms"), _unique(names))
+        of_replacement = refusals_of_replacement(settings, own_id)
+        refused = first_refusal([*refusals(settings), *of_replacement])
         self._read = header_map(record_headers()).alias("by_name"), value_text(by_topic)
         self._parsed = *parsed(by_topic), has_cron()
         self._understood = canonical(by_topic).alias("asked"), now_ms().alias("now")
-        self._judged = refused.alias("refused"), _due_ms().alias("due_ms")
+        self._judged = F.coalesce(F.col("asked.refusal"), refused).alias("refused")
+        self._cancels_replaced = F.explode(_rows_of_record()).alias("cancels_replaced")
+        self._due_ms = _due_ms().alias("due_ms")
         self._identity = _identity(message)
         self._routes = Routes(settings)
         topic = destination(settings)
@@ -105,8 +133,12 @@ class Intake:
         return read.select("*", *self._understood)
 
     def judged(self, asked: DataFrame) -> DataFrame:
-        """Adds `refused`, struct<reason,detail>, null for what can be taken, and `due_ms`."""
-        return asked.select("*", *self._judged)
+        """Adds `refused`, struct<reason,detail>, null for what can be taken, and `due_ms`.
+
+        A record that replaces a message has a second row, `cancels_replaced`.
+        """
+        rows = asked.select("*", self._judged).select("*", self._cancels_replaced)
+        return rows.select("*", self._due_ms)
 
     def identified(self, judged: DataFrame) -> DataFrame:
         """Adds `id`, for a refused record the place where it is, and `is_cancel`."""
@@ -126,7 +158,7 @@ def destination(settings: Settings) -> Column:
 def _identity(message: Waiting) -> tuple[Column, Column]:
     refused = F.col("refused").isNotNull()
     name = F.when(refused, source()).otherwise(message.id)
-    return name.alias("id"), (~refused & asks_to_cancel()).alias("is_cancel")
+    return name.alias("id"), (~refused & message.is_cancel).alias("is_cancel")
 
 
 def _obstacle(message: Waiting, settings: Settings) -> Column:
@@ -154,7 +186,8 @@ def _place(message: Waiting, settings: Settings) -> SinkRow:
 
 def _topic(recurring: str) -> Column:
     """Where it is to be delivered: what is said of a series, to where series are kept."""
-    return F.when(_is_of_series(), recurring).otherwise(F.col("asked.topic"))
+    asked = F.when(~F.col("cancels_replaced"), F.col("asked.topic"))
+    return F.when(_is_of_series(), recurring).otherwise(asked)
 
 
 def _is_of_series() -> Column:
@@ -163,22 +196,36 @@ def _is_of_series() -> Column:
 
 def _due_ms() -> Column:
     """When it is due, epoch ms: what is said of a series at once, whenever that begins."""
-    return F.when(_is_of_series(), record_timestamp_ms()).otherwise(F.col("asked.due_ms"))
+    own = F.when(_is_of_series(), record_timestamp_ms()).otherwise(F.col("asked.due_ms"))
+    return F.when(F.col("cancels_replaced"), replaced_due_ms()).otherwise(own)
+
+
+def _rows_of_record() -> Column:
+    """For each row that a record becomes, whether that is the cancel of what it replaces."""
+    replaces = F.col("refused").isNull() & F.col("asked.replaces").isNotNull()
+    own = F.lit(False)
+    return F.when(replaces, F.array(own, F.lit(True))).otherwise(F.array(own))
 
 
 def of_message(name: str) -> Column:
-    """What the sender said of one message; null of a series, which has it with it."""
-    return F.when(~_is_of_series(), F.col("asked")[name])
+    """What the sender said of one message; null of a series, which has it with it.
+
+    And of the cancel of a message that is replaced, which is for no place.
+    """
+    return F.when(~_is_of_series() & ~F.col("cancels_replaced"), F.col("asked")[name])
 
 
 def _message(short_names: Mapping[str, str], recurring: str) -> Waiting:
     asked, due_ms = F.col("asked"), F.col("due_ms")
     topic, partition = _topic(recurring), of_message("partition")
-    unique = F.coalesce(asked["unique"], _made_unique(short_names))
+    cancels_replaced = F.col("cancels_replaced")
     # A cancel may be of a retry, which has another time than its id.
-    identity = F.when(asks_to_cancel(), asked["key"].cast("string")).otherwise(
-        message_id(due_ms, unique)
+    identity = (
+        F.when(cancels_replaced, asked["replaces"])
+        .when(asks_to_cancel(), asked["key"].cast("string"))
+        .otherwise(message_id(due_ms, _unique(short_names)))
     )
+    none = F.array().cast(HEADERS_TYPE)
     values = {
         DUE_TOPIC: topic,
         DUE_PARTITION: partition,
@@ -194,23 +241,24 @@ def _message(short_names: Mapping[str, str], recurring: str) -> Waiting:
         taken_ms=record_timestamp_ms(),
         expires_ms=asked["expires_ms"],
         id=identity,
-        key=asked["key"],
-        value=asked["value"],
-        headers=waiting_headers(values, asked["headers"]),
+        key=F.when(cancels_replaced, asked["replaces"].cast("binary")).otherwise(asked["key"]),
+        value=F.when(~cancels_replaced, asked["value"]),
+        headers=waiting_headers(values, F.when(cancels_replaced, none).otherwise(asked["headers"])),
     )
 
 
 def _state() -> Column:
-    state = {"taken": record_timestamp_ms(), "expires": F.col("asked.expires_ms")}
+    state = {"taken": record_timestamp_ms(), "expires": of_message("expires_ms")}
     cluster = of_message("cluster")
     abroad = state_text(**state, cluster=cluster)
     # Most are for this cluster, and their state stays short.
     return F.when(cluster.isNull(), state_text(**state)).otherwise(abroad)
 
 
-def _made_unique(short_names: Mapping[str, str]) -> Column:
-    """The unique part of an id for a sender that gave none: where the record was taken in."""
+def _unique(short_names: Mapping[str, str]) -> Column:
+    """The unique part of a message's id: the sender's own, else where the record was taken in."""
     short = F.lit(None).cast("string")
     for topic, name in short_names.items():
         short = F.when(F.col("topic") == topic, F.lit(name)).otherwise(short)
-    return F.concat(F.lit("@"), F.concat_ws(".", short, "partition", "offset"))
+    made = F.concat(F.lit("@"), F.concat_ws(".", short, "partition", "offset"))
+    return F.coalesce(F.col("asked.unique"), made)

@@ -30,6 +30,7 @@ from duetime.pipeline.queries import Queries
 from duetime.pipeline.recurring import RECURRING
 from duetime.pipeline.release import Release
 from duetime.pipeline.saving import SAVED_KEPT_MS, SAVING
+from duetime.pipeline.transaction_watch import TransactionWatch
 from duetime.pipeline.turn import Turn
 from duetime.pipeline.waking import Waking
 from duetime.pipeline.written import Written
@@ -184,6 +185,7 @@ class Leader:
 
     def _beside(self) -> Iterator[Beside]:
         settings, means = self._settings, self._means
+        yield TransactionWatch(settings, means.clock)
         if settings.callback_hosts:
             yield Callbacks(settings)
         for topic in visible(settings):

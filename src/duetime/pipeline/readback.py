@@ -87,8 +87,8 @@ class ReadBack:
         """
         seen = seen or Seen()
         offsets = self._here.offsets
-        # Spark keeps one consumer of a partition, and so reads it in one way.
-        committed_only = topic not in self._own_topics
+        # Spark keeps one consumer of a partition, and so reads it in one way: the query's.
+        committed_only = topic == self._names.transactional
         # Up to a transaction that is open, because a read of committed records ends there.
         ends = offsets.ends(offsets.readable_places(topic), committed_only=committed_only)
         ranges = self._appended(self._here, ends, since_ms, seen.ends)

@@ -5,14 +5,17 @@ again after a crash, and after a plain stop too. Here that is done once, in batc
 written already. Each batch is committed, so that a crash meanwhile costs no more than one.
 """
 
+from functools import reduce
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as W
 from pyspark.sql import functions as F
 
 from duetime.columns import message_id, now_ms
 from duetime.config import Settings
+from duetime.message import DUE_REPLACES
 from duetime.pipeline.faults import Point, reach
-from duetime.pipeline.intake import Intake, destination, intake_records, of_message
+from duetime.pipeline.intake import INTAKE, Intake, destination, intake_records, of_message
 from duetime.pipeline.kafka import handle_what_is_there, write_batch
 from duetime.pipeline.lanes import lane_records, looked_at_again
 from duetime.pipeline.refusals import asks_to_cancel
@@ -21,9 +24,9 @@ from duetime.topics import TopicNames
 
 
 def recover_intake(
-    spark: SparkSession, settings: Settings, written: Written, intake: Intake
+    spark: SparkSession, settings: Settings, written: Written, intake: Intake, name: str = INTAKE
 ) -> None:
-    """Take in what is there, without what was taken in before."""
+    """Take in what is there for the query of this name, without what was taken in before."""
     following = written.following()
     cancels: DataFrame | None = None
 
@@ -49,8 +52,8 @@ def recover_intake(
         write_batch(intake.routed(heard), settings, "recover")
         reach(Point.RECOVER_SENT)
 
-    records = intake_records(spark, settings, batch=settings.batch_records)
-    handle_what_is_there(records, handle, settings, "intake")
+    records = intake_records(spark, settings, name, batch=settings.batch_records)
+    handle_what_is_there(records, handle, settings, name)
 
 
 def recover_lanes(spark: SparkSession, settings: Settings, written: Written) -> None:
@@ -72,14 +75,26 @@ def _first_of_its_id(asked: DataFrame) -> DataFrame:
     Some were far from due when they came, and are sent now without being in a slot. Cancels of a
     message and of its retries have one id, and go to a slot each.
     """
-    id_and_time = "id", "is_cancel", "asked.due_ms"
+    id_and_time = "id", "is_cancel", "due_ms"
     same = W.partitionBy(*id_and_time).orderBy("timestamp", "topic", "partition", "offset")
     return asked.select("*", F.row_number().over(same).alias("nth")).where("nth = 1").drop("nth")
 
 
 def _cancelled(sieve: Sieve, settings: Settings, intake: Intake, since_ms: int) -> DataFrame | None:
-    """The ids that were cancelled in time: by now their cancels would be refused as too late."""
-    sent = sieve.taken_in(TopicNames(settings).control, since_ms)
+    """The ids that were cancelled or replaced in time: by now, cancels are refused as too late."""
+    names = TopicNames(settings)
+    found = [_cancelled_by_control(sieve.taken_in(names.control, since_ms), settings, intake)]
+    found += [
+        _replaced(sieve.taken_in(topic, since_ms), intake)
+        for topic in (names.native, names.transactional)
+    ]
+    there = [each for each in found if each is not None]
+    return reduce(DataFrame.union, there).distinct() if there else None
+
+
+def _cancelled_by_control(
+    sent: DataFrame | None, settings: Settings, intake: Intake
+) -> DataFrame | None:
     if sent is None:
         return None
     in_time = F.unix_millis("timestamp") + settings.horizon_ms <= F.col("asked.due_ms")
@@ -87,7 +102,17 @@ def _cancelled(sieve: Sieve, settings: Settings, intake: Intake, since_ms: int) 
     # The cancel of a retry, which has another instant than the id, is of none that is taken in.
     is_first = identity == message_id(F.col("asked.due_ms"), F.col("asked.unique"))
     asked = intake.understood(sent).where(asks_to_cancel() & in_time & is_first)
-    return asked.select(identity.alias("id")).distinct()
+    return asked.select(identity.alias("id"))
+
+
+def _replaced(sent: DataFrame | None, intake: Intake) -> DataFrame | None:
+    """Whether a record replaces a message is decided by the time of the record alone."""
+    if sent is None:
+        return None
+    # Most replace nothing, and are not worth to be understood.
+    replacing = sent.where(F.array_contains("headers.key", DUE_REPLACES))
+    rows = replacing.transform(intake.understood).transform(intake.judged)
+    return rows.where("cancels_replaced").select(F.col("asked.replaces").alias("id"))
 
 
 def _without(left: DataFrame, cancels: DataFrame, settings: Settings) -> DataFrame:

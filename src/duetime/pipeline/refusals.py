@@ -8,9 +8,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from duetime.clock import format_duration
-from duetime.columns import record_bytes, wheel_level
+from duetime.columns import due_ms_of, record_bytes, wheel_level
 from duetime.config import Settings
-from duetime.envelopes import Refusal
+from duetime.envelopes import Refusal, record_timestamp_ms
 from duetime.errors import Reason
 from duetime.message import (
     CANCEL,
@@ -20,6 +20,7 @@ from duetime.message import (
     LEADER,
     MARKERS,
     NAMESPACE_TOPIC,
+    REPLACING_MS,
     TOPIC_PATTERN,
     UNIQUE_PATTERN,
     WHEEL,
@@ -65,6 +66,27 @@ def fits(name: Column, patterns: Sequence[str]) -> Column:
     """`tables.fits` as a column; null where the name is."""
     as_regex = (each.replace(".", r"\.").replace("*", ".*").replace("?", ".") for each in patterns)
     return name.rlike(f"^({'|'.join(as_regex)}){END}") if patterns else name.isNull() & F.lit(False)
+
+
+def refusals_of_replacement(settings: Settings, own_id: Column) -> list[Refusal]:
+    """What can be wrong with a record that replaces a message, and is to have the id `own_id`."""
+    replaced, needed_ms = F.col("asked.replaces"), settings.horizon_ms + REPLACING_MS
+    return [
+        Refusal(
+            # The cancel would be of the new message as well, and neither would be delivered.
+            when=replaced.isNotNull() & (replaced == own_id),
+            reason=Reason.BAD_ID,
+            detail="due-replaces is this message's own id: give it another due-id or due time",
+        ),
+        Refusal(
+            # By the record's own time: whoever reads the record once more, after a crash, decides
+            # the same, and its sender knows what is decided from the acknowledgement.
+            when=replaced_due_ms() - record_timestamp_ms() < needed_ms,
+            reason=Reason.TOO_LATE,
+            detail=f"the message in due-replaces was due within {needed_ms} ms: it stays, and this "
+            "one is not taken",
+        ),
+    ]
 
 
 def asks_to_cancel() -> Column:
@@ -174,3 +196,8 @@ def _of_cancel(settings: Settings) -> Refusal:
         reason=Reason.TOO_LATE,
         detail=f"due in less than {settings.horizon_ms} ms: it is on its way, or delivered",
     )
+
+
+def replaced_due_ms() -> Column:
+    """When the message is due that an understood record replaces; null where there is none."""
+    return due_ms_of(F.col("asked.replaces"))

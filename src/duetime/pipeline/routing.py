@@ -129,14 +129,15 @@ class Routes:
     def levels(self, is_cancel: Column, due_ms: Column, now: Column) -> Column:
         """A row for each place that a record is to be sent to: its `level`, null where it belongs.
 
-        There are several for a cancel: it goes to each slot where its message may wait.
+        There are several for a cancel: it goes to each slot where its message may wait. A cancel
+        whose message is due goes nowhere: it has neither a slot nor a destination.
         """
-        belongs = F.lit(None).cast("int")
-        if self._settings.store_kind != "kafka":
-            return belongs.alias("level")
-        own = F.array(belongs)
-        all_levels = F.concat(own, open_above(self._wheel, due_ms, now))
-        return F.explode(F.when(is_cancel, all_levels).otherwise(own)).alias("level")
+        own = every = F.array(F.lit(None).cast("int"))
+        if self._settings.store_kind == "kafka":
+            every = F.concat(own, open_above(self._wheel, due_ms, now))
+        nowhere = F.array().cast("array<int>")
+        levels = F.when(~is_cancel, own).when(due_ms > now, every).otherwise(nowhere)
+        return F.explode(levels).alias("level")
 
     def slot(self, message: Waiting, level: Column) -> SinkRow:
         """To its slot on this level, also where a lower one reaches it."""
