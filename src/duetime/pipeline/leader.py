@@ -1,7 +1,8 @@
 """What delivers, for as long as this process leads: stores, releases, queries, what goes beside."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from threading import Event
@@ -37,6 +38,8 @@ from duetime.stores.kafka import KafkaStore
 from duetime.stores.keeping import Keeping
 from duetime.stores.opening import open_store
 from duetime.topics import visible
+
+log = logging.getLogger(__name__)
 
 #: The query whose topic is ours alone: what is read and committed is of no more use.
 LANES = "lanes"
@@ -203,8 +206,17 @@ class Leader:
 
     def _rescue(self, first_s: float) -> None:
         """What is late already goes first."""
-        late = [release.rescue_once() for release in self._releases]
+        late = [self._rescued(release) for release in self._releases]
         wait([turn for turns in late for turn in turns[:1]], timeout=first_s)
+
+    @staticmethod
+    def _rescued(release: Release[Any]) -> list[Future[None]]:
+        """Rescue what is late. A store that cannot be read now stops nothing else."""
+        try:
+            return release.rescue_once()
+        except Exception:
+            log.exception("could not rescue at start; the next look is in rescue_every_ms")
+            return []
 
     def _visit(self, name: str, query: StreamingQuery) -> None:
         now_ms = self._means.clock.now_ms()
