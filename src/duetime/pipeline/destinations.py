@@ -75,6 +75,8 @@ class Destinations:
         self._creating = properties | {"allow.auto.create.topics": True}
         self._room = settings.max_message_bytes + DELIVERED_BYTES + BATCH_BYTES
         self._published: dict[str, str] = {}
+        #: How many partitions each topic has, by the last answer. Replaced, and not changed.
+        self.partitions: Mapping[str, int] = {}
         self._details = Details()
         #: It did not answer the last time, which was told.
         self._is_silent = False
@@ -167,6 +169,7 @@ class Destinations:
         """What is to be said of each topic."""
         found = self._admin.list_topics(timeout=TIMEOUT_S).topics
         topics = {name: len(one.partitions) for name, one in found.items() if one.error is None}
+        self.partitions = topics
         self._details.refresh(self._admin, topics)
         return {name: self._said(name, partitions) for name, partitions in topics.items()}
 

@@ -102,6 +102,10 @@ class ProducerMetrics:
         interface = java_class(java, "java.lang.Class").forName("javax.management.MBeanServer")
         self._given_up = java_array(spark, "record-error-total", of="String")
         self._sent = java_array(spark, "record-send-total", of="String")
+        self._room = [
+            java_array(spark, f"buffer-{each}-bytes", of="String")
+            for each in ("total", "available")
+        ]
         self._methods = {each.getName(): each for each in interface.getMethods()}
 
     def given_up(self, client_id: str) -> int:
@@ -114,6 +118,12 @@ class ProducerMetrics:
             return self._sum(f"type=producer-metrics,client-id={client_id}", self._sent)
         bean = f"type=producer-topic-metrics,client-id={client_id},topic={topic}"
         return self._sum(bean, self._sent)
+
+    def unacknowledged_bytes(self, client_id: str) -> int:
+        """How much of its buffer a producer's records take, until they are acknowledged."""
+        name = f"type=producer-metrics,client-id={client_id}"
+        total, available = (self._sum(name, each) for each in self._room)
+        return total - available
 
     def _sum(self, name: str, attributes: Any) -> int:  # noqa: ANN401 (as above)
         bean = self._name(f"kafka.producer:{name}")
