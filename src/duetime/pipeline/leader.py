@@ -75,6 +75,8 @@ class Means:
     keeping: Keeping
     #: None where a leader that is paused keeps its JVM.
     fence: Fence | None
+    #: Whether this process may send at this instant, for what sends from Python.
+    holds_lease: Callable[[], bool]
 
 
 class Beside(Protocol):
@@ -196,7 +198,7 @@ class Leader:
             # With NumPy and Arrow, which nothing else needs.
             from duetime.delayed.visible import Visible  # noqa: PLC0415 (as it says)
 
-            yield Visible(settings, topic)
+            yield Visible(settings, topic, means.holds_lease)
         if settings.metrics_port:
             # On a cluster, other JVMs than this one send, too.
             is_local = str(means.spark.sparkContext.master).startswith("local")
