@@ -47,6 +47,10 @@ class OneSlot:
         self.is_claimed = True
         return [self.claim]
 
+    def give_up(self, claims):
+        assert claims == [self.claim]
+        self.is_claimed = False
+
     def take_up(self, claims):
         (claim,) = claims
         assert self.is_claimed
@@ -304,8 +308,24 @@ def test_what_came_in_after_the_claim_is_not_of_its_chunks(cascades, clock):
 
     found = cascades(store, take_up)
     wait([found.submit(slot, claim)], SOON_S)
-    eventually(lambda: len(store.steps) == 3 and found._waiting.empty(), within_s=SOON_S)
+    eventually(lambda: len(store.steps) == 3, within_s=SOON_S)
     assert store.steps[-1] == (1_000 + CHUNK, claim.end)
+    # Rescue has the rest.
+    eventually(lambda: not store.is_claimed and found._waiting.empty(), within_s=SOON_S)
+
+
+def test_what_lies_behind_the_range_is_given_up(cascades, clock):
+    slot, claim = far_off(clock, CHUNK + 1)
+    store = OneSlot(claim)
+
+    def take_up(claims):
+        store.take_up(claims)
+        # Somebody has removed the rest of the range.
+        store.claim = replace(claim, start=claim.end, end=claim.end + 1)
+
+    wait([cascades(store, take_up).submit(slot, claim)], SOON_S)
+    assert not store.is_claimed
+    assert len(store.steps) == 2
 
 
 def test_a_chunk_that_fails_is_the_last_until_rescue_has_it(cascades, clock):

@@ -18,7 +18,7 @@ first chunk, and a range is cut only while its slot is so far off that no chunk 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -50,6 +50,10 @@ class FarStore(Protocol):
 
     def due(self, slot: Slot) -> Sequence[OffsetRange]:
         """Claim what waits in the slot now."""
+        ...
+
+    def give_up(self, claims: Iterable[OffsetRange]) -> None:
+        """Drop the claims without settling."""
         ...
 
 
@@ -134,7 +138,12 @@ class Cascades:
             log.exception("could not claim the rest of %s; rescue will", claim)
             return
         for rest in rests:
-            self.submit(cascade.slot, replace(rest, end=claim.end), is_rest=True)
+            # What came in since then may be this range's own, which no level reaches.
+            end = min(rest.end, claim.end)
+            if rest.start < end:
+                self.submit(cascade.slot, replace(rest, end=end), is_rest=True)
+            else:
+                self._store.give_up([rest])
 
     def _may_cut(self, cascade: Cascade) -> bool:
         if not is_cut(cascade, self._wheel, self._clock.now_ms()):
