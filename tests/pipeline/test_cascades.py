@@ -190,6 +190,25 @@ def test_a_window_that_found_its_partition_in_a_rescue_is_taken_up_after_it(rele
     eventually(lambda: since in store.settled, within_s=SOON_S)
 
 
+def test_a_store_that_does_not_answer_after_a_rescue_keeps_no_other_from_it(
+    released, turns, clock, caplog
+):
+    begun = [late(number, begun_ms=NOW_MS - 1) for number in range(2)]
+    store = Backlog(begun)
+    release = released(store)
+
+    def fail(_slot):
+        raise OSError
+
+    store.due = fail
+    taken = release.rescue_once()
+    clock.ms += WHEEL.ring * WHEEL.tick_ms
+    turns.free.set()
+    wait(taken, SOON_S)
+    assert store.settled == begun
+    assert caplog.text.count("could not plan what came in during a rescue") == 2
+
+
 def test_a_window_that_is_not_planned_yet_is_left_to_its_planner(released, turns, clock):
     slot = Slot(0, WHEEL.number(0, NOW_MS) + 5)
     store = Backlog([late(WHEEL.partition(slot))])

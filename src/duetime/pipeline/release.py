@@ -208,9 +208,12 @@ class Release(Generic[ClaimT]):
         They found their partition claimed, and what came in since then is in no claim.
         """
         self._take_up(claims)
-        for slot in self._passed_over(claims, claimed_ms):
-            if left := self._store.due(slot):
-                self._windows.submit(self._take_up, left)
+        try:
+            for slot in self._passed_over(claims, claimed_ms):
+                if left := self._store.due(slot):
+                    self._windows.submit(self._take_up, left)
+        except Exception:
+            log.exception("could not plan what came in during a rescue; the next rescue will")
 
     def _passed_over(self, claims: Sequence[Claim], claimed_ms: int) -> list[Slot]:
         """Return the slots of level 0 in these partitions that were planned since `claimed_ms`."""
