@@ -1,12 +1,15 @@
 """What is said of series, and what follows from it: records in their order, nothing else."""
 
 import json
+import zoneinfo
 from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.resources import files
 
 import pytest
 
-from duetime import hearing
-from duetime.hearing import AGAIN_MS, REFUSED, RUN, Said, heard
+from duetime import hearing, recurrence
+from duetime.hearing import AGAIN_MS, REFUSED, RUN, WAKE_MS, Said, heard
 from duetime.message import DEFINE, NEXT, PAUSE, RESUME, STOP
 from duetime.recurrence import LEAD_MS, Misfire
 from duetime.series import Book, Page, Series
@@ -31,7 +34,11 @@ class Talk:
         self.outcomes, self.pages = heard(self.book, self._batches[-1])
         written = {name: page and page.encoded() for name, page in self.pages.items()}
         self.book.note({name: text and Page.decoded(text) for name, text in written.items()})
-        return [(each.kind, each.run_ms) for each in self.outcomes]
+        # Of a series that waits, the run that it is looked at again for.
+        return [
+            (each.kind, each.due_ms + LEAD_MS if each.kind == NEXT else each.run_ms)
+            for each in self.outcomes
+        ]
 
     def say_again(self):
         """As after a crash: the book has what was written of it."""
@@ -280,13 +287,95 @@ def test_what_is_over_at_once_sends_its_runs_and_is_not_listed(talk):
 def test_a_series_whose_zone_is_not_known_here_is_looked_at_again_and_loses_no_run(talk):
     unknown = replace(DAILY, zone="Mars/Olympus")
     talk.book.note({"nightly": Page(unknown)})
-    assert talk.say(ran(FIRST)) == [(NEXT, FIRST)]
+    talk.say(ran(FIRST))
     (again,) = talk.outcomes
+    assert (again.kind, again.run_ms) == (NEXT, FIRST)
     assert (again.reason, again.due_ms) == ("bad-zone", FIRST - LEAD_MS + AGAIN_MS)
     assert talk.book.find("nightly").next_ms(NOW_MS) is None
     # On another machine.
     talk.book.note({"nightly": Page(DAILY)})
     assert talk.say(said(NEXT, at_ms=again.due_ms, next_ms=FIRST)) == [(RUN, FIRST), (NEXT, SECOND)]
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Says how many hours the zone Test/Place is ahead of UTC; `is_seen` as an hour later."""
+
+    def ahead(number, *, is_seen=True):
+        rules = files("tzdata.zoneinfo.Etc").joinpath(f"GMT-{number}").read_bytes()
+        zone = tmp_path / "Test" / "Place"
+        zone.parent.mkdir(exist_ok=True)
+        zone.write_bytes(rules)
+        if is_seen:
+            recurrence._zone_read.cache_clear()
+
+    zoneinfo.reset_tzpath([tmp_path])
+    yield ahead
+    zoneinfo.reset_tzpath()
+    recurrence._zone_read.cache_clear()
+
+
+YEARLY = replace(DAILY, cron="0 9 1 6 *", zone="Test/Place", misfire="skip")
+
+#: Its next run while its zone is an hour ahead of UTC, and so much earlier or later it may be.
+YEARLY_MS = int(datetime(2027, 6, 1, 8, tzinfo=UTC).timestamp() * 1_000)
+HOUR = 60 * MINUTE
+
+
+@pytest.mark.parametrize(("ahead", "run_ms"), [(2, YEARLY_MS - HOUR), (0, YEARLY_MS + HOUR)])
+def test_a_run_comes_by_the_rules_of_its_own_day_and_not_of_the_day_when_it_was_asked_for(
+    talk, place, ahead, run_ms
+):
+    place(1)
+    talk.say(said(DEFINE, YEARLY))
+    (waits,) = talk.outcomes
+    assert waits.due_ms == NOW_MS + WAKE_MS
+    place(ahead)
+    runs, looks = [], 0
+    while not runs:
+        assert waits.kind == NEXT
+        assert waits.due_ms < run_ms
+        talk.say(said(NEXT, YEARLY, at_ms=waits.due_ms, next_ms=waits.run_ms))
+        *runs, waits = talk.outcomes
+        looks += 1
+    assert [each.run_ms for each in runs] == [run_ms]
+    # A look a month, and the last one just before the run.
+    assert looks == (run_ms - LEAD_MS - NOW_MS) // WAKE_MS + 1
+    assert waits.due_ms == run_ms - LEAD_MS + WAKE_MS
+
+
+@pytest.mark.parametrize(
+    ("ahead", "led_to"),
+    [
+        # An hour earlier than it is known of: what was missed comes at once.
+        (2, [(RUN, YEARLY_MS - HOUR)]),
+        (0, []),
+        (1, [(RUN, YEARLY_MS)]),
+    ],
+)
+def test_rules_that_change_in_the_last_days_move_the_run_too(talk, place, ahead, led_to):
+    place(1)
+    once = replace(YEARLY, misfire="once")
+    day_ms = 24 * HOUR
+    talk.say(said(DEFINE, once, at_ms=YEARLY_MS - day_ms))
+    (waits,) = talk.outcomes
+    assert waits.due_ms == YEARLY_MS - LEAD_MS
+    place(ahead)
+    *runs, (_, looked_at_ms) = talk.say(said(NEXT, once, at_ms=waits.due_ms, next_ms=waits.run_ms))
+    assert runs == led_to
+    if not runs:
+        assert looked_at_ms == YEARLY_MS + HOUR
+
+
+def test_a_zone_is_read_again_each_hour_and_not_for_each_run(place, monkeypatch):
+    place(1)
+    cron = recurrence.Cron("0 9 * * *", "Test/Place")
+    before_ms = cron.after(YEARLY_MS)
+    place(2, is_seen=False)
+    assert cron.after(YEARLY_MS) == before_ms
+    # Each look is in another hour than the one before.
+    monkeypatch.setattr(recurrence, "ZONE_READ_S", 1e-9)
+    assert cron.after(YEARLY_MS) == before_ms - HOUR
 
 
 def test_a_batch_of_many_that_missed_much_leads_to_no_more_runs_than_the_driver_can_make(

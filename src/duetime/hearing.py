@@ -4,9 +4,13 @@ What is said of a series, and when its next run is due, comes as records of one 
 order in which it is to be heard. Times are the records' own, so whoever hears the same again says
 the same again.
 
-A series comes back LEAD_MS before each run, sends it on its way, and waits for the next. Whatever
-takes its place has the runs that are due later than LEAD_MS after that. In an outage one may be
-replaced before it comes back, and what it has missed is still its own:
+A series comes back LEAD_MS before each run, sends it on its way, and waits for the next. It carries
+the instant after its last run, and the next one is computed when it comes back, by the rules that
+its time zone has then. It comes back each WAKE_MS, too, so that changed rules are seen before the
+run.
+
+Whatever takes its place has the runs that are due later than LEAD_MS after that. In an outage one
+may be replaced before it comes back, and what it has missed is still its own:
 
     11:59:45  down       the series waits for its run of 12:00
     12:05:00  up         it was sent anew meanwhile, and that is heard first: its runs are those
@@ -19,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from duetime.errors import InvalidMessage, Reason
 from duetime.message import DEFINE, NEXT, OF_SERIES, PAUSE, STOP
-from duetime.recurrence import LEAD_MS, MOST, Runs
+from duetime.recurrence import LEAD_MS, MOST, Recurrence
 from duetime.series import Book, Page, Series
 
 #: The most runs that a batch leads to, about: each is a row that the driver makes.
@@ -27,6 +31,9 @@ BATCH_RUNS = 100_000
 
 #: So much later a series is heard of again whose zone is not known on this machine, in ms.
 AGAIN_MS = 60_000
+
+#: The longest that a series waits without being computed again, in ms.
+WAKE_MS = 30 * 86_400_000
 
 #: How many of a name that are replaced are remembered: they come back some seconds later.
 REPLACED = 20
@@ -45,7 +52,7 @@ class Said:
     series: Series
     #: When a series that is defined begins, epoch ms.
     start_ms: int = 0
-    #: The run that is to be sent on its way, epoch ms; of NEXT alone.
+    #: The instant from which its next run is sought, epoch ms; of NEXT alone.
     next_ms: int | None = None
 
 
@@ -56,7 +63,7 @@ class Outcome:
     offset: int
     #: RUN, NEXT or REFUSED.
     kind: str
-    #: The run, epoch ms; 0 of a refusal.
+    #: The run, epoch ms; of NEXT the instant from which the next run is sought; 0 of a refusal.
     run_ms: int = 0
     #: When it is due, epoch ms: a look at the next run is before that.
     due_ms: int = 0
@@ -125,45 +132,49 @@ class Hearing:
         if first_ms is None:
             detail = f"{new.cron!r} never comes before its end, or at all: nothing is to be sent"
             return self._refused(said, was, Reason.BAD_CRON, detail)
-        return self._goes_on(said, new, first_ms)
+        return self._goes_on(said, new, start_ms)
 
-    def _came_back(self, said: Said, series: Series, next_ms: int) -> Series:
+    def _came_back(self, said: Said, series: Series, from_ms: int) -> Series:
         since, replaced = said.series.since, dict(series.replaced)
         try:
             if since == series.since:
-                return self._goes_on(said, series, next_ms)
+                return self._goes_on(said, series, from_ms)
             if since in replaced:
-                return self._left_over(said, series, next_ms, replaced[since] + LEAD_MS)
+                return self._left_over(said, series, from_ms, replaced[since] + LEAD_MS)
         except InvalidMessage as error:
             # With other time zones than those of the machine where it was defined.
             due_ms = said.at_ms + AGAIN_MS
-            again = Outcome(said.offset, NEXT, next_ms, due_ms, error.reason, error.detail)
+            again = Outcome(said.offset, NEXT, from_ms, due_ms, error.reason, error.detail)
             self.outcomes.append(again)
         return series
 
-    def _goes_on(self, said: Said, series: Series, next_ms: int) -> Series:
-        runs = series.recurrence.runs(next_ms, said.at_ms, self.most)
-        self._send(said, runs, series)
-        return series if runs.next_ms is not None else replace(series, ended_ms=said.at_ms)
+    def _goes_on(self, said: Said, series: Series, from_ms: int) -> Series:
+        is_left = self._send(said, series.recurrence, series, from_ms)
+        return series if is_left else replace(series, ended_ms=said.at_ms)
 
-    def _left_over(self, said: Said, series: Series, next_ms: int, until_ms: int) -> Series:
+    def _left_over(self, said: Said, series: Series, from_ms: int, until_ms: int) -> Series:
         """What is left of one that was replaced: it is on its way once more at most."""
         rest = tuple(each for each in series.replaced if each[0] != said.series.since)
         over = replace(series, replaced=rest)
-        if next_ms > until_ms:
-            return over
         recurrence = said.series.recurrence
         recurrence = replace(recurrence, until_ms=min(recurrence.until_ms, until_ms))
-        runs = recurrence.runs(next_ms, said.at_ms, self.most)
-        self._send(said, runs, series)
-        return series if runs.next_ms is not None else over
+        return series if self._send(said, recurrence, series, from_ms) else over
 
-    def _send(self, said: Said, runs: Runs, series: Series) -> None:
+    def _send(self, said: Said, recurrence: Recurrence, series: Series, from_ms: int) -> bool:
+        """Send the runs from an instant on that are to be sent now; returns whether more follow."""
+        next_ms = recurrence.first(from_ms)
+        if next_ms is None:
+            return False
+        runs = recurrence.runs(next_ms, said.at_ms, self.most)
         for run_ms in [] if _is_left_out(said, series) else runs.due_ms:
             self.outcomes.append(Outcome(said.offset, RUN, run_ms, run_ms))
-        if runs.next_ms is not None:
-            due_ms = max(0, runs.next_ms - LEAD_MS)
-            self.outcomes.append(Outcome(said.offset, NEXT, runs.next_ms, due_ms))
+        if runs.next_ms is None:
+            return False
+        if runs.due_ms:
+            from_ms = runs.due_ms[-1] + 1
+        due_ms = min(max(0, runs.next_ms - LEAD_MS), said.at_ms + WAKE_MS)
+        self.outcomes.append(Outcome(said.offset, NEXT, from_ms, due_ms))
+        return True
 
     def _refused(
         self, said: Said, series: Series | None, reason: str, detail: str

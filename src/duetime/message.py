@@ -43,7 +43,7 @@ LONGEST_SAID = 500
 DUE_SERIES = "due-series"
 #: The id under which the series was taken in: of two with one name, the later one is meant.
 SERIES_SINCE = "due-series-since"
-#: The run that is to be sent on its way, epoch ms; where a series is asked for, when it begins.
+#: The instant from which its next run is sought, epoch ms: after its last run, or its beginning.
 SERIES_NEXT = "due-series-next"
 SERIES_TOPIC = "due-series-topic"
 SERIES_PARTITION = "due-series-partition"

@@ -22,6 +22,11 @@ RESCUED = Counter(
     "duetime_rescued_messages", "Messages that were past due before a window took them up."
 )
 
+UNREADABLE = Counter(
+    "duetime_unreadable_records",
+    "Records of other services in Aerospike's set that could not be understood and stay there.",
+)
+
 READ_BACK_RECORDS = Counter(
     "duetime_read_back_records",
     "Records read back, to know what was sent before an interruption.",

@@ -1,4 +1,4 @@
-"""When a recurring message is due: cron's five fields in a time zone. Nothing here reads a clock.
+"""When a recurring message is due: cron's five fields in a time zone. Time is an argument.
 
 Days and hours are those of the zone's clocks, as in Debian's cron. Where the clocks are set
 forward, what is at a fixed time in the hour that is missing comes at its end, once. Where they are
@@ -7,11 +7,12 @@ minutes, comes through both hours. Evaluated by cronsim, which may leave out a r
 and a `*` where clocks are set back by half an hour.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from functools import cache
+from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -40,6 +41,10 @@ ALIASES = {
 }
 
 FIELDS = 5
+
+#: How often a zone's rules are read again, in seconds: an update of the time zone database is in
+#: force without a restart.
+ZONE_READ_S = 3_600.0
 
 #: How late a run may be and is not missed, in ms.
 GRACE_MS = 60_000
@@ -224,10 +229,15 @@ def _is_readable(fields: str, now: datetime) -> bool:
     return True
 
 
-@cache
 def _zone(name: str) -> ZoneInfo:
+    return _zone_read(name, int(time.monotonic() // ZONE_READ_S))
+
+
+@lru_cache(maxsize=1_000)
+def _zone_read(name: str, _hour: int) -> ZoneInfo:
+    """Return the zone as the time zone database has it in that hour of this process."""
     try:
-        return ZoneInfo(name)
+        return ZoneInfo.no_cache(name)
     except (KeyError, ValueError, OSError):
         raise InvalidMessage(
             Reason.BAD_ZONE, f"{name!r} is no time zone: use a name of IANA's, as Europe/Berlin"

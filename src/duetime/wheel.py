@@ -21,9 +21,10 @@ reaches 88 slots ahead, so it is too far; on level 1 it belongs to slot 600 // 6
 
 Why 88 and not 64: a far slot covers 64 s and is cascaded a little *before* it begins, so the level
 below must reach a little further than 64 slots (`overlap`). A slot is cascaded when nothing new can
-be routed to it any more, which the same overlap decides. And why 128 partitions a level and not 64:
-slot numbers are taken modulo `ring`, and while the ring's one half is being filled, what was
-written late into the other half can still be told apart by its age.
+be routed to it any more, which the same overlap decides. Higher levels reach 68 slots: so a cascade
+has 20 s on level 1, and on others 4 slots of the level below. And why 128 partitions a level and
+not 64: slot numbers are taken modulo `ring`, and while the ring's one half is being filled, what
+was written late into the other half can still be told apart by its age.
 
 Source: Varghese and Lauck, "Hashed and hierarchical timing wheels" (1987); Kafka's
 TimingWheel.java.
@@ -74,7 +75,7 @@ class Wheel:
 
     def overlap(self, level: int) -> int:
         """How many slots a level reaches beyond one slot of the level above."""
-        return self.slots * 3 // 8 if level == 0 else 1
+        return self.slots * 3 // 8 if level == 0 else max(1, self.slots // 16)
 
     def reach(self, level: int) -> int:
         """How many slots ahead of the present one a level takes messages."""

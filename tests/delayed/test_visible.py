@@ -31,6 +31,20 @@ STAMPED = {"message.timestamp.type": "LogAppendTime"}
 ROOM, WIDE = 1_048_588, 4_000_000
 
 
+class Lease:
+    """Whether a process leads, as it is set."""
+
+    def __init__(self):
+        self.is_held = True
+
+    def __call__(self):
+        return self.is_held
+
+
+#: Of a process that always leads.
+LEADS = Lease()
+
+
 class Shown:
     """A delayed topic of three partitions, its visible one of two, and where the rest goes."""
 
@@ -99,7 +113,7 @@ def running(shown):
 
 @contextmanager
 def made_visible(shown):
-    keeper = Visible(shown.settings, shown.delayed)
+    keeper = Visible(shown.settings, shown.delayed, LEADS)
     keeper.start()
     yield
     keeper.close()
@@ -219,13 +233,85 @@ def test_what_was_taken_before_a_pause_and_not_sent_appears_after_it(
     for number in range(1_200):
         shown.send(now_ms + number % 700, f"{number}")
     shown.flush()
-    running = Visible(shown.settings, shown.delayed)
+    running = Visible(shown.settings, shown.delayed, LEADS)
     running.start()
     eventually(lambda: caplog.text.count("is read again") >= 3)
     monkeypatch.setattr(visible, "PAUSE_S", 4.0)
     found = shown.records(shown.name, 1_200)
     running.close()
     assert {int(each.value()) for each in found} == set(range(1_200))
+
+
+def test_who_loses_the_lease_sends_nothing_more_and_leaves_the_topic_to_who_leads_next(
+    shown, now_ms, monkeypatch, caplog
+):
+    monkeypatch.setattr(visible, "REST_S", 0.1)
+    for number in range(2_000):
+        shown.send(now_ms + number, f"{number}")
+    shown.flush()
+    lease = Lease()
+    old = Visible(shown.settings, shown.delayed, lease)
+    new = Visible(shown.settings, shown.delayed, LEADS)
+    old.start()
+    eventually(lambda: shown.count(shown.name) >= 300)
+    lease.is_held = False
+    eventually(lambda: "the lead is lost" in caplog.text)
+    new.start()
+    found = shown.records(shown.name, 2_000)
+    # It has not joined the group as the same member: that would take the partitions back.
+    assert caplog.text.count("is read again") == 1
+    old.close()
+    new.close()
+    assert [int(each.value()) for each in found] == list(range(2_000))
+
+
+def test_what_is_held_when_the_lease_is_lost_is_dropped_and_the_rest_is_not_handed_over(
+    shown, monkeypatch
+):
+    lease, steps = Lease(), []
+
+    class Sender:
+        """Notes what is done with it; the lease is lost with the second record."""
+
+        def __init__(self, *_):
+            steps.append("opened")
+
+        def forward(self, message):
+            lease.is_held = message < 2
+            steps.append(message)
+
+        def give_up(self, _why):
+            steps.append("given up")
+
+        def abandon(self):
+            steps.append("dropped")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            steps.append("closed")
+
+    class Reader(Sender):
+        """Reads three records at once."""
+
+        def subscribe(self, *_, **__):
+            pass
+
+        def consume(self, *_):
+            return [1, 2, 3]
+
+    monkeypatch.setattr(visible, "Forwarding", Sender)
+    monkeypatch.setattr(visible, "DelayedConsumer", Reader)
+    monkeypatch.setattr(visible, "REST_S", 0.0)
+    running = Visible(shown.settings, shown.delayed, lease)
+    running.start()
+    eventually(lambda: steps.count("closed") == 2)
+    # Nothing is opened while others lead.
+    assert steps == ["opened", "opened", 1, 2, "given up", "dropped", "closed", "closed"]
+    lease.is_held = True
+    eventually(lambda: steps.count("opened") > 2)
+    running.close()
 
 
 def test_a_record_that_was_delivered_before_and_is_sent_again_has_its_new_id_alone(running, now_ms):
@@ -242,7 +328,7 @@ import json, sys
 from duetime.config import Settings
 from duetime.delayed.visible import Visible
 asked = json.load(sys.stdin)
-visible = Visible(Settings(**asked["settings"]), asked["topic"])
+visible = Visible(Settings(**asked["settings"]), asked["topic"], lambda: True)
 visible._keep()
 """
 
@@ -255,7 +341,7 @@ def test_killed_at_any_moment_each_appears_once_and_in_order(shown, now_ms):
         with started(shown) as process:
             eventually(lambda least=count: shown.count(shown.name) >= least)
             process.kill()
-    keeper = Visible(shown.settings, shown.delayed)
+    keeper = Visible(shown.settings, shown.delayed, LEADS)
     keeper.start()
     found = [int(each.value()) for each in shown.records(shown.name, 3_000)]
     keeper.close()

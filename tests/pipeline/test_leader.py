@@ -30,3 +30,25 @@ def test_how_long_queries_recovered_is_told_while_it_leads_alone(monkeypatch):
     assert recovered("intake") == 3
     leader.stop()
     assert (recovered("intake"), recovered("lanes")) == (None, None)
+
+
+def test_a_store_that_cannot_be_read_at_start_does_not_keep_it_from_leading(monkeypatch, caplog):
+    def fail():
+        raise KeyError("name")
+
+    started = []
+    broken, other = (
+        SimpleNamespace(start=lambda _: started.append(1), stop=dict, rescue_once=rescue)
+        for rescue in (fail, list)
+    )
+    releases = iter([broken, other])
+    monkeypatch.setattr(Leader, "_stores", lambda _: [None, None])
+    monkeypatch.setattr(Leader, "_release", lambda *_: next(releases))
+    queries = SimpleNamespace(start=lambda *_: None, stop=dict)
+    monkeypatch.setattr(Leader, "_begun_by", lambda *_: queries)
+    leader = Leader(SimpleNamespace(settings=Settings(), fence=None, clock=SetClock(0)))
+
+    leader.start(lambda: True)
+    leader.stop()
+    assert started == [1, 1]
+    assert "could not rescue at start" in caplog.text

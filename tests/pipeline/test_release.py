@@ -17,6 +17,16 @@ pytestmark = pytest.mark.system
 SECOND = 1_000
 
 
+class NoTurn:
+    """Takes up claims, and does nothing with them."""
+
+    def __call__(self, claims):
+        pass
+
+    def route_cancels(self, claims):
+        pass
+
+
 @pytest.fixture
 def clock(now_ms):
     return SetClock(now_ms)
@@ -25,7 +35,7 @@ def clock(now_ms):
 @pytest.fixture
 def release(settings, topics, clock):  # noqa: ARG001 (the topics must be there)
     store = KafkaStore(settings)
-    release = Release(settings=settings, store=store, turn=lambda _: None, clock=clock)
+    release = Release(settings=settings, store=store, turn=NoTurn(), clock=clock)
     yield release
     release.stop()
     release.join()

@@ -133,6 +133,19 @@ def test_a_cancel_that_is_due_later_goes_on_and_takes_its_message_along(turned):
     assert [tuple(one) for one in row.headers] == cancel(due_ms)[2]
 
 
+@pytest.mark.parametrize("in_s", [60, 3_000, 100_000, 10_000_000, 10**9])
+def test_on_every_level_a_message_and_its_cancel_go_on_to_the_same_slot_alone(turned, in_s):
+    # They were in different chunks of a slot above.
+    due_ms = now_ms() + in_s * 1_000
+    (message,), (routed,) = turned(waiting(due_ms)), turned(cancel(due_ms))
+    level = SETTINGS.wheel.place(due_ms, now_ms()).level
+    assert message.topic == routed.topic == NAMES.wheel(level)
+    assert message.partition == routed.partition
+    both = [(row.key, row.value, [tuple(one) for one in row.headers]) for row in (message, routed)]
+    (left,) = turned(*both)
+    assert [tuple(one) for one in left.headers] == both[1][2]
+
+
 def test_what_is_routed_on_does_not_wait_for_what_is_sent_at_its_time(turned):
     soon_ms, later_ms = now_ms() + 2_000, now_ms() + 60_000
     rows = turned(waiting(1, "past"), waiting(soon_ms, "soon"), waiting(later_ms, "later"))

@@ -35,7 +35,10 @@ def partition_of(key):
 
 
 class InMemory:
-    """One server. `records` is what it has: the bins by (namespace, set, key)."""
+    """One server. `records` is what it has: the bins by (namespace, set, key).
+
+    As on a server, a key may be a digest instead, and a query's keys carry theirs.
+    """
 
     def __init__(self):
         self.records = {}
@@ -75,19 +78,20 @@ class InMemory:
                 if each.result == OK:
                     self._write(each.key, bins, each.meta)
 
-    def batch_read(self, keys):
+    def batch_read(self, keys, bins=None):
         with self._lock:
-            found = [(key, self.records.get(key)) for key in keys]
+            found = [(key, self.records.get(self._named(key))) for key in keys]
         return _answers(
             SimpleNamespace(
-                result=NOT_FOUND if bins is None else OK, record=(key, {}, dict(bins or {}))
+                result=NOT_FOUND if record is None else OK,
+                record=(key, {}, _selected(record or {}, bins)),
             )
-            for key, bins in found
+            for key, record in found
         )
 
     def batch_remove(self, keys):
         with self._lock:
-            there = [self.records.pop(key, None) is not None for key in keys]
+            there = [self.records.pop(self._named(key), None) is not None for key in keys]
         return _answers(SimpleNamespace(result=OK if each else NOT_FOUND) for each in there)
 
     def query(self, namespace, set_name):
@@ -95,6 +99,14 @@ class InMemory:
 
     def index_single_value_create(self, *_index):
         """Indexes are for speed, and here is little to find."""
+
+    def _named(self, key):
+        """The key by which it is in `records`."""
+        *within, name, digest = (*key, None)[:4]
+        if name is not None or digest is None:
+            return key[:3]
+        named = (each for each in self.records if each[:2] == tuple(within))
+        return next((each for each in named if digest_of(each) == digest), key[:3])
 
     def _write(self, key, bins, meta):
         if self.left is not None:
@@ -131,7 +143,7 @@ class _Query:
         part = (policy or {}).get("partition_filter", {"begin": 0, "count": PARTITIONS})
         with self._server._lock:
             found = [
-                (key, {}, {name: bins[name] for name in self._names or bins})
+                ((*key[:2], None, digest_of(key)), {}, _selected(bins, self._names))
                 for key, bins in self._server.records.items()
                 if key[:2] == self._within
                 and 0 <= partition_of(key) - part["begin"] < part["count"]
@@ -145,6 +157,15 @@ class _Query:
         if len(self._bounds) == 1:
             return value == self._bounds[0]
         return value is not None and self._bounds[0] <= value <= self._bounds[1]
+
+
+def digest_of(key):
+    return aerospike.calc_digest(*key)
+
+
+def _selected(bins, names):
+    """A server leaves out what a record does not have."""
+    return {name: bins[name] for name in names or bins if name in bins}
 
 
 def _answers(records):

@@ -6,6 +6,7 @@ from itertools import count
 
 import aerospike
 import pytest
+from aerospike.exception import IndexFoundError
 from tests.conftest import SetClock
 from tests.stores.aerospike_in_memory import InMemory
 from tests.stores.saved import NOW_MS, row
@@ -13,6 +14,8 @@ from tests.stores.saved import NOW_MS, row
 from duetime.clock import SystemClock
 from duetime.config import Settings
 from duetime.errors import StoreError
+from duetime.message import MessageId
+from duetime.metrics import UNREADABLE
 from duetime.pipeline.notices import notices
 from duetime.stores.aerospike import AerospikeStore
 from duetime.stores.aerospike.cache import MessageCache
@@ -302,3 +305,170 @@ def test_its_parts_together_are_all_that_waits(cache):
     parts = [[one for some in cache.everything(part, 7) for one in some] for part in range(7)]
     assert sorted(int(one.value) for part in parts for one in part) == list(range(200))
     assert all(parts)
+
+
+#: What the published service keeps of a message: no name, no place, a value that is an object.
+PUBLISHED = {
+    "id": "3f0e-order-17",
+    "topic": "orders",
+    "key": "k1",
+    "value": {"a": 1.5, "b": [1, "é", None], "c": {"d": True}},
+    "headers": {"trace": "abc", "tries": 3, "none": None, "due-at-ms": "1"},
+    "postTime": NOW_MS,
+    "failureUrl": "https://example.com/failed",
+    "tries": 1,
+}
+
+
+@pytest.fixture
+def publish(server):
+    """Puts records into the set as the published service does."""
+    keys = count()
+
+    def put(**bins):
+        key = ("test", "kafka_message_cache", f"foreign-{next(keys)}")
+        given = {name: value for name, value in (PUBLISHED | bins).items() if value is not None}
+        server.put(key, given, {"ttl": aerospike.TTL_NEVER_EXPIRE}, {})
+        return key
+
+    return put
+
+
+def records_of(cache, claims):
+    return [record for each in claims for some in cache.records(each) for record in some]
+
+
+def test_a_record_of_the_published_service_is_delivered_as_intake_would_and_removed(
+    store, cache, publish, server
+):
+    publish()
+    claims = store.overdue(NOW_MS + 1)
+    (record,) = records_of(cache, claims)
+    # Compact JSON in UTF-8, as the published service writes an object to Kafka.
+    assert record.value == '{"a":1.5,"b":[1,"é",null],"c":{"d":true}}'.encode()
+    assert record.key == b"k1"
+    due = f"{NOW_MS:012x}"
+    assert record.headers == [
+        ("due-topic", b"orders"),
+        ("due-partition", None),
+        ("due-state", b"0"),
+        ("due-at-ms", str(NOW_MS).encode()),
+        ("due-id", f"{due}-3f0e-order-17".encode()),
+        ("trace", b"abc"),
+        ("tries", b"3"),
+        ("none", None),
+        ("due-callback", b"https://example.com/failed"),
+    ]
+    store.begin(claims, NOW_MS)
+    store.settle(claims)
+    assert not [key for key in server.records if key[1] == "kafka_message_cache"]
+
+
+@pytest.mark.parametrize(
+    ("value", "delivered"),
+    [
+        ("hello", b"hello"),
+        ('{"a": 1.10}', b'{"a": 1.10}'),
+        ("", b""),
+        (None, None),
+        (17, b"17"),
+        ([], b"[]"),
+        (b"\xff", b"\xff"),
+        ({"big": 2**62, "text": '"\\'}, rb'{"big":4611686018427387904,"text":"\"\\"}'),
+    ],
+)
+def test_a_published_value_is_the_bytes_that_the_service_writes_to_kafka(
+    store, cache, publish, value, delivered
+):
+    publish(value=value)
+    (record,) = records_of(cache, store.overdue(NOW_MS + 1))
+    assert record.value == delivered
+
+
+def test_a_published_record_without_an_id_that_may_be_one_has_its_digest_for_it(
+    store, cache, publish
+):
+    key = publish(id="two words")
+    (record,) = records_of(cache, store.overdue(NOW_MS + 1))
+    digest = bytes(aerospike.calc_digest(*key)).hex()
+    assert dict(record.headers)["due-id"] == f"{NOW_MS:012x}-{digest}".encode()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"topic": None},
+        {"topic": 7},
+        {"topic": "no topic"},
+        {"topic": "duetime.wheel.0"},
+        {"value": {"a": b"\xff"}},
+        {"value": float("nan")},
+        {"headers": ["trace"]},
+    ],
+    ids=str,
+)
+def test_a_record_that_cannot_be_understood_is_passed_over_and_stops_no_other(
+    store, cache, publish, caplog, broken
+):
+    kept = publish(id="broken", **broken)
+    publish()
+    cache.keep(row(NOW_MS))
+    counted = UNREADABLE._value.get()
+    claims = store.overdue(NOW_MS + 1)
+    assert len(records_of(cache, claims)) == 2
+    store.settle(claims)
+    # What stays is not claimed, logged or counted again.
+    assert store.overdue(NOW_MS + 1) == []
+    digest = bytes(aerospike.calc_digest(*kept)).hex()
+    assert [each.name for each in cache.due(0, NOW_MS + 1)] == [f"#{digest}"]
+    (said,) = [each.getMessage() for each in caplog.records if "unreadable" in each.getMessage()]
+    assert "id='broken'" in said
+    assert digest in said
+    assert "trace" not in said
+    assert UNREADABLE._value.get() == counted + 1
+
+
+def test_however_many_cannot_be_understood_the_others_are_found(publish, settings):
+    few = AerospikeStore(settings.model_copy(update={"job_messages": 10}))
+    for _ in range(300):
+        publish(topic=None)
+    few.overdue(NOW_MS + 1)
+    publish()
+    assert sum(each.count for _ in range(3) for each in few.overdue(NOW_MS + 1)) == 1
+    few.close()
+
+
+def test_published_records_are_found_listed_and_cancelled_by_their_ids(
+    store, cache, publish, settings
+):
+    publish(id="one")
+    publish(id="two")
+    publish(id="none", topic=None)
+    reader = AerospikeReader(settings)
+    listed = list(reader.messages(NOW_MS))
+    assert [each.id.unique for each in listed] == ["one", "two"]
+    assert list(reader.messages(NOW_MS, after=listed[0].position)) == listed[1:]
+    assert reader.find(listed[0].id, NOW_MS) == listed[0]
+    assert reader.find(MessageId(due_ms=NOW_MS, unique="none"), NOW_MS) is None
+    cache.keep(row(NOW_MS, "one", is_cancel=True))
+    assert reader.find(listed[0].id, NOW_MS).cancelled
+    assert list(reader.messages(NOW_MS)) == listed[1:]
+    parts = [one for part in range(3) for some in cache.everything(part, 3) for one in some]
+    assert len(parts) == 3
+    assert sum(each.count for each in store.overdue(NOW_MS + 1)) == 3
+
+
+def test_a_notice_of_the_published_service_and_rescue_take_a_record_up_once(store, publish, clock):
+    key = publish()
+    by_notice = store.noticed([key[2]], [], NOW_MS + 1)
+    assert sum(each.count for each in by_notice) == 1
+    clock.ms = NOW_MS + 1
+    assert store.overdue(NOW_MS + 1) == []
+
+
+def test_an_index_that_is_there_by_another_name_is_taken(settings, server, monkeypatch):
+    def found(*_index):
+        raise IndexFoundError
+
+    monkeypatch.setattr(server, "index_single_value_create", found)
+    AerospikeStore(settings).close()

@@ -13,7 +13,7 @@ record once.
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from confluent_kafka import TopicPartition
 
@@ -35,6 +35,9 @@ REST_S = DELIVERY_TIMEOUT_MS / 1_000 + 1.0
 #: Who stood still for so long, in seconds, may have been replaced: it looks again before it sends.
 PAUSE_S = 4.0
 
+#: How often is looked whether we may send, while we may not, in seconds.
+LEASE_LOOK_S = 0.1
+
 #: How often the position is committed, in seconds: what is under way has to arrive first, which
 #: holds up what is due then by some ms; and what was sent since is read back at a start.
 COMMIT_S = 5.0
@@ -47,9 +50,11 @@ AT_ONCE = 500
 class Visible:
     """Makes one delayed topic visible, in a thread of its own, until it is closed."""
 
-    def __init__(self, settings: Settings, topic: str) -> None:
+    def __init__(self, settings: Settings, topic: str, may_send: Callable[[], bool]) -> None:
+        """`may_send` says whether the process holds the leader's lease at this instant."""
         self._settings = settings
         self._topic = topic
+        self._may_send = may_send
         self._closing = threading.Event()
         #: When it was last known that no other has taken over, by the monotonic clock.
         self._looked_s = 0.0
@@ -67,6 +72,10 @@ class Visible:
 
     def _keep(self) -> None:
         while not self._closing.is_set():
+            if not self._may_send():
+                # To join would take the partitions from whoever leads by now.
+                self._closing.wait(LEASE_LOOK_S)
+                continue
             try:
                 self._forward()
             except Exception as error:  # noqa: BLE001 (whatever it was, it is tried again)
@@ -93,6 +102,9 @@ class Visible:
             except Exception as error:
                 # What was taken and not sent is behind the consumer's position.
                 forwarding.give_up(words(error))
+                if isinstance(error, Paused):
+                    # Before the consumer leaves its group, which takes a while.
+                    forwarding.abandon()
                 raise
 
     def _begin(
@@ -116,6 +128,9 @@ class Visible:
                 forwarding.commit(consumer)
 
     def _look(self) -> None:
+        """Raise Paused where others may send: last before each record is handed over."""
+        if not self._may_send():
+            raise Paused("the lead is lost: whoever leads next sends what is not sent yet")
         now_s = time.monotonic()
         if now_s - self._looked_s > PAUSE_S:
             raise Paused("stood still for so long that others may have taken over")

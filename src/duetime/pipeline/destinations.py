@@ -87,6 +87,8 @@ class Destinations:
         self._creating = properties | {"allow.auto.create.topics": True}
         self._room = settings.max_message_bytes + DELIVERED_BYTES + BATCH_BYTES
         self._published: dict[str, str] = {}
+        #: How many partitions each topic has, by the last answer. Replaced, and not changed.
+        self.partitions: Mapping[str, int] = {}
         self._details = Details()
         self._troubles: dict[str, Trouble] = {}
         #: It did not answer the last time, which was told.
@@ -203,6 +205,7 @@ class Destinations:
         """What is to be said of each topic."""
         found = self._admin.list_topics(timeout=TIMEOUT_S).topics
         topics = {name: one for name, one in found.items() if one.error is None}
+        self.partitions = {name: len(one.partitions) for name, one in topics.items()}
         self._details.refresh(self._admin, topics)
         now_s = time.monotonic()
         return {name: self._said(name, one, now_s) for name, one in topics.items()}

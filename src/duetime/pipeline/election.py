@@ -81,6 +81,8 @@ class Election:
         self._answered = threading.Event()
         self._closing = threading.Event()
         self._since_ms = 0
+        #: Until when the lease of this term is held, by the monotonic clock, in seconds.
+        self._until_s = 0.0
         self._consumer = Consumer(
             librdkafka_properties(settings)
             | {
@@ -109,6 +111,10 @@ class Election:
     def guard(self, jvm: Any) -> None:  # noqa: ANN401 (py4j's view of the JVM has no type)
         """From the first time that we lead, rows of this JVM are sent only while we do."""
         self._jvm = jvm
+
+    def holds_lease(self) -> bool:
+        """Return whether we may send at this instant, for what sends from Python."""
+        return time.monotonic() < self._until_s
 
     def wait(self) -> bool:
         """Wait until it is known whether we lead, or for as long as a dead leader is waited for."""
@@ -190,6 +196,7 @@ class Election:
         self.is_leading.clear()
 
     def _lease_until(self, instant_s: float) -> None:
+        self._until_s = instant_s
         if self._jvm is not None:
             hold(self._jvm, _lease(self._settings), instant_s)
 

@@ -60,7 +60,7 @@ class Isolation:
 
     def is_quiet(self, client_id: str) -> bool:
         """Whether a producer holds no record any more: the outcome of each is known."""
-        return self._sends.held_bytes(client_id) == 0
+        return self._sends.unacknowledged_bytes(client_id) == 0
 
     def _by_metrics(self) -> set[tuple[str | None, str]]:
         """The topics, by cluster, that had errors since the last time."""

@@ -102,19 +102,15 @@ class ProducerMetrics:
         interface = java_class(java, "java.lang.Class").forName("javax.management.MBeanServer")
         self._given_up = java_array(spark, "record-error-total", of="String")
         self._sent = java_array(spark, "record-send-total", of="String")
-        held = "buffer-total-bytes", "buffer-available-bytes"
-        self._buffers = [java_array(spark, each, of="String") for each in held]
+        self._room = [
+            java_array(spark, f"buffer-{each}-bytes", of="String")
+            for each in ("total", "available")
+        ]
         self._methods = {each.getName(): each for each in interface.getMethods()}
 
     def given_up(self, client_id: str) -> int:
         """How many records a producer could not deliver; 0 where there is none of this name."""
         return self._sum(f"type=producer-metrics,client-id={client_id}", self._given_up)
-
-    def held_bytes(self, client_id: str) -> int:
-        """How much a producer holds that is neither acknowledged nor given up."""
-        bean = f"type=producer-metrics,client-id={client_id}"
-        total, available = (self._sum(bean, each) for each in self._buffers)
-        return total - available
 
     def errors(self) -> dict[tuple[str, str], int]:
         """How many records each producer could not deliver to each topic, where there are any."""
@@ -134,6 +130,12 @@ class ProducerMetrics:
             return self._sum(f"type=producer-metrics,client-id={client_id}", self._sent)
         bean = f"type=producer-topic-metrics,client-id={client_id},topic={topic}"
         return self._sum(bean, self._sent)
+
+    def unacknowledged_bytes(self, client_id: str) -> int:
+        """How much of its buffer a producer's records take, until they are acknowledged."""
+        name = f"type=producer-metrics,client-id={client_id}"
+        total, available = (self._sum(name, each) for each in self._room)
+        return total - available
 
     def _sum(self, name: str, attributes: Any) -> int:  # noqa: ANN401 (as above)
         bean = self._name(f"kafka.producer:{name}")

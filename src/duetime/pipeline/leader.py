@@ -1,7 +1,9 @@
 """What delivers, for as long as this process leads: stores, releases, queries, what goes beside."""
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from threading import Event
@@ -22,11 +24,11 @@ from duetime.pipeline.housekeeping import free_read
 from duetime.pipeline.isolated import ISOLATED
 from duetime.pipeline.isolation import Isolation
 from duetime.pipeline.jvm import ProducerMetrics
-from duetime.pipeline.kafka import client_id
+from duetime.pipeline.kafka import REST_S, client_id
 from duetime.pipeline.notices import Noticing, notices
 from duetime.pipeline.outbox import OUTBOX, query_name
 from duetime.pipeline.probe import Probers
-from duetime.pipeline.queries import Queries
+from duetime.pipeline.queries import Growth, Queries
 from duetime.pipeline.recurring import RECURRING
 from duetime.pipeline.release import Release
 from duetime.pipeline.saving import SAVED_KEPT_MS, SAVING
@@ -39,16 +41,23 @@ from duetime.stores import Store
 from duetime.stores.kafka import KafkaStore
 from duetime.stores.keeping import Keeping
 from duetime.stores.opening import open_store
-from duetime.topics import visible
+from duetime.topics import TopicNames, visible
+
+log = logging.getLogger(__name__)
 
 #: The query whose topic is ours alone: what is read and committed is of no more use.
 LANES = "lanes"
+#: The one whose topics may get more partitions.
+INTAKE = "intake"
 #: And the one whose topic tells who cancels a message when it is tried again: it may wait so long.
 FAILURES = "failures"
 
 #: How long what was read stays where turns deliver it to, in ms: who recovers finds there that it
 #: is sent.
 DELIVERED_KEPT_MS = 3_600_000
+
+#: How often a producer has to hold nothing, and how long lies between two looks, in seconds.
+QUIET_LOOKS, QUIET_S = 2, 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +79,8 @@ class Means:
     keeping: Keeping
     #: None where a leader that is paused keeps its JVM.
     fence: Fence | None
+    #: Whether this process may send at this instant, for what sends from Python.
+    holds_lease: Callable[[], bool]
 
 
 class Beside(Protocol):
@@ -177,10 +188,11 @@ class Leader:
         begin = Begin(means.spark, means.settings, means.written, means.destinations, means.clock)
         return Queries(
             begin.all(notice, waking),
-            means.destinations[None].refresh,
-            self._given_up,
-            means.isolation.blame,
+            refresh=means.destinations[None].refresh,
+            given_up=self._given_up,
+            blame=means.isolation.blame,
             elsewhere=[query_name(cluster) for cluster in means.settings.clusters],
+            growth=Growth(partitions=self._partitions, drain=self._drain),
         )
 
     def _beside(self) -> Iterator[Beside]:
@@ -192,7 +204,7 @@ class Leader:
             # With NumPy and Arrow, which nothing else needs.
             from duetime.delayed.visible import Visible  # noqa: PLC0415 (as it says)
 
-            yield Visible(settings, topic)
+            yield Visible(settings, topic, means.holds_lease)
         if settings.metrics_port:
             # On a cluster, other JVMs than this one send, too.
             is_local = str(means.spark.sparkContext.master).startswith("local")
@@ -209,8 +221,17 @@ class Leader:
 
     def _rescue(self, first_s: float) -> None:
         """What is late already goes first."""
-        late = [release.rescue_once() for release in self._releases]
+        late = [self._rescued(release) for release in self._releases]
         wait([turn for turns in late for turn in turns[:1]], timeout=first_s)
+
+    @staticmethod
+    def _rescued(release: Release[Any]) -> list[Future[None]]:
+        """Rescue what is late. A store that cannot be read now stops nothing else."""
+        try:
+            return release.rescue_once()
+        except Exception:
+            log.exception("could not rescue at start; the next look is in rescue_every_ms")
+            return []
 
     def _visit(self, name: str, query: StreamingQuery) -> None:
         now_ms = self._means.clock.now_ms()
@@ -224,6 +245,21 @@ class Leader:
             free_read(self._wheel, query, now_ms - DELIVERED_KEPT_MS)
         elif name == SAVING:
             free_read(self._wheel, query, now_ms - SAVED_KEPT_MS)
+
+    def _partitions(self, name: str) -> Mapping[str, int]:
+        """How many partitions the topics have that others may add some to."""
+        known = self._means.destinations[None].partitions
+        topics = TopicNames(self._settings).intake if name == INTAKE else []
+        return {topic: known[topic] for topic in topics if topic in known}
+
+    def _drain(self, name: str) -> None:
+        """Wait until what a stopped query has sent is acknowledged, or too old to be."""
+        until_s, quiet = time.monotonic() + REST_S, 0
+        # Twice: a task that is being stopped may hand over one more record.
+        while quiet < QUIET_LOOKS and time.monotonic() < until_s:
+            time.sleep(QUIET_S)
+            held = self._means.sends.unacknowledged_bytes(client_id(self._settings, name))
+            quiet = 0 if held else quiet + 1
 
     def _given_up(self, name: str) -> int:
         """How many records the producer of a query could not deliver."""

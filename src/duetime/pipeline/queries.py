@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming import StreamingQuery
@@ -45,6 +45,8 @@ class Running:
     failures: int = 0
     #: How many records its producer had given up when it was started.
     given_up: int = 0
+    #: How many partitions each topic had when the query was begun, of those that may get more.
+    partitions: dict[str, int] = field(default_factory=dict)
     #: When it is started again, by the monotonic clock; None while it runs.
     restart_s: float | None = None
     #: What starts it: that takes for as long as there is something to recover.
@@ -64,16 +66,31 @@ class Running:
         return RUNS if self.query and not self.is_beginning else "begins"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """What is known of topics that get more partitions, by the name of the query that reads them.
+
+    A real-time query reads those that it began its batch with.
+    """
+
+    #: How many each of these topics has.
+    partitions: Callable[[str], Mapping[str, int]]
+    #: Waits until what a query has sent is acknowledged, so that it is found when it is read back.
+    drain: Callable[[str], object]
+
+
 class Queries:
     """Keeps some queries running, each from its last commit. Not thread-safe."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what each query needs to begin, and to begin again)
         self,
         begin: Mapping[str, Callable[[], StreamingQuery]],
+        *,
         refresh: Callable[[], None],
         given_up: Callable[[str], int],
         blame: Callable[[Exception], object],
         elsewhere: Collection[str] = (),
+        growth: Growth | None = None,
     ) -> None:
         """`begin` has how each is started, by its name; `refresh` is called before that.
 
@@ -81,7 +98,8 @@ class Queries:
 
         `given_up` says how many records a query's producer could not deliver: Spark asks for that
         with the next record, and an idle query would not fail for minutes. Those that deliver
-        `elsewhere` are named: nothing here waits for them.
+        `elsewhere` are named: nothing here waits for them. Without `growth`, no topic gets more
+        partitions.
         """
         self._running = [Running(name, each) for name, each in begin.items()]
         for name in begin:
@@ -91,6 +109,7 @@ class Queries:
         self._given_up = given_up
         self._blame = blame
         self._elsewhere = elsewhere
+        self._growth = growth or Growth(partitions=lambda _: {}, drain=lambda _: None)
         self._stopping = threading.Event()
         # At once, because each takes seconds in a JVM that has just been started.
         self._pool = ThreadPoolExecutor(len(self._running), thread_name_prefix="begin")
@@ -129,6 +148,8 @@ class Queries:
             elif running.query and self._given_up(running.name) > running.given_up:
                 _stopped(running.query)
                 self._put_off(running, DuetimeError("records could not be delivered in time"))
+            elif running.query and self._has_more_partitions(running):
+                running.beginning = self._pool.submit(self._begin_again, running)
             elif running.query:
                 visit(running.name, running.query)
 
@@ -145,11 +166,35 @@ class Queries:
         running.restart_s, running.begun_s = None, time.monotonic()
         running.beginning = self._pool.submit(self._begin, running)
 
+    def _has_more_partitions(self, running: Running) -> bool:
+        now = self._growth.partitions(running.name)
+        added = {
+            topic: number - running.partitions.setdefault(topic, number)
+            for topic, number in now.items()
+        }
+        for topic, number in added.items():
+            if number > 0:
+                log.info(
+                    "partitions were added, query begins again query=%s topic=%s partitions=%d",
+                    running.name,
+                    topic,
+                    number,
+                )
+        return any(number > 0 for number in added.values())
+
+    def _begin_again(self, running: Running) -> None:
+        """End the query's batch and go on: what was in flight is read back, and not sent twice."""
+        if running.query:
+            _stopped(running.query)
+        self._growth.drain(running.name)
+        self._begin(running)
+
     def _begin(self, running: Running) -> None:
         try:
             # What failed may be a topic that is not what it was.
             self._refresh()
             running.given_up = self._given_up(running.name)
+            running.partitions = dict(self._growth.partitions(running.name))
             running.query = running.begin()
         except Exception as error:  # noqa: BLE001 (whatever it was, it is tried again)
             self._put_off(running, error)

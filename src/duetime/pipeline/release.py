@@ -10,16 +10,19 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Generic
+from typing import Any, Generic, Protocol, TypeGuard, cast
 
 from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.errors import OutcomeKnown
+from duetime.message import LATEST_MS
 from duetime.metrics import RESCUED
+from duetime.pipeline.cascades import Cascades
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.kafka import REST_S
 from duetime.standing import RESCUES_TOLD, Rescue
-from duetime.stores import ANY_TIME, ClaimT, Store
+from duetime.stores import ANY_TIME, Claim, ClaimT, OffsetRange, Store
+from duetime.topics import TopicNames
 from duetime.wheel import Slot, Wheel
 
 log = logging.getLogger(__name__)
@@ -28,13 +31,21 @@ log = logging.getLogger(__name__)
 #: for those that wait for a broker's answer, which may take the delivery timeout of 10 s.
 WINDOWS = 16
 
-#: Far slots and rescues at once. They are in no hurry, and must not take the cores from windows.
+#: Rescues at once. They are in no hurry, and must not take the cores from windows.
 BACKGROUND = 2
 
 #: How often is looked at the clock, in seconds: it may have been set.
 LOOK_S = 1.0
 
-Take = Callable[[Sequence[ClaimT]], None]
+
+class Take(Protocol):
+    """What is done with claims."""
+
+    def __call__(self, claims: Sequence[Any]) -> None:
+        """Send or route on all that they hold."""
+
+    def route_cancels(self, claims: Sequence[Any]) -> None:
+        """Route on the cancels among that; they stay where they are, too."""
 
 
 def slots_of(wheel: Wheel, level: int, from_ms: int, lead_ms: int) -> Iterator[tuple[int, Slot]]:
@@ -67,7 +78,7 @@ class Release(Generic[ClaimT]):
         *,
         settings: Settings,
         store: Store[ClaimT],
-        turn: Take[ClaimT],
+        turn: Take,
         clock: Clock,
         is_warm: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -81,6 +92,17 @@ class Release(Generic[ClaimT]):
         self._stopping = threading.Event()
         self._windows = ThreadPoolExecutor(WINDOWS, thread_name_prefix="window")
         self._background = ThreadPoolExecutor(BACKGROUND, thread_name_prefix="background")
+        names = TopicNames(settings)
+        self._near = names.wheel(0)
+        self._far = {names.wheel(level): level for level in range(1, self._wheel.levels)}
+        self._cascades = Cascades(
+            settings,
+            # Only the wheel has far slots.
+            cast("Store[OffsetRange]", store),
+            take_up=lambda claims: self._take_up(cast("Sequence[ClaimT]", claims)),
+            route_cancels=turn.route_cancels,
+            clock=clock,
+        )
         self._threads: list[threading.Thread] = []
         #: Messages that were past due before a window took them up; on a healthy system 0.
         self.rescued = 0
@@ -108,10 +130,12 @@ class Release(Generic[ClaimT]):
         for thread in self._threads:
             thread.join()
         self._windows.shutdown(wait=True)
+        self._cascades.stop()
         self._background.shutdown(wait=False, cancel_futures=True)
 
     def join(self) -> None:
         """Wait for what runs in the background, after `stop`."""
+        self._cascades.join()
         self._background.shutdown(wait=True)
 
     def rescue_once(self) -> list[Future[None]]:
@@ -120,13 +144,20 @@ class Release(Generic[ClaimT]):
         claims = self._store.overdue(now_ms)
         if claims:
             self._note(claims, now_ms)
-        new = [each for each in claims if each.begun_ms is None]
-        begun = [each for each in claims if each.begun_ms is not None]
-        taken = self._submit(new)
+        # What has messages that are not late yet does not wait behind what is late anyway.
+        far = [each for each in claims if self._is_ahead(each, now_ms)]
+        cascades = [self._cascades.submit(self._far_slot(each), each) for each in far]
+        late = [each for each in claims if not self._is_ahead(each, now_ms)]
+        # Windows wait for partitions that a rescue holds: those that are needed soon go first.
+        late.sort(key=partial(self._planned_next_ms, now_ms=now_ms))
+        new = [each for each in late if each.begun_ms is None]
+        begun = [each for each in late if each.begun_ms is not None]
+        taken = self._submit(new, now_ms)
         # What was begun before takes longer, because it is read back: the others go first.
         if begun:
-            taken.append(self._background.submit(self._take_up_after, taken[:], begun))
-        return taken
+            after = self._background.submit(self._take_up_after, taken[:], begun, now_ms)
+            taken.append(after)
+        return [*taken, *cascades]
 
     def take_up(self, claims: Sequence[ClaimT]) -> None:
         """Take up what somebody else has claimed, at once."""
@@ -145,25 +176,73 @@ class Release(Generic[ClaimT]):
         else:
             log.info("rescued messages=%d slots=%d", found, len(claims))
 
-    def _submit(self, claims: Sequence[ClaimT]) -> list[Future[None]]:
-        groups = portions(claims, self._settings.job_messages)
-        return [self._background.submit(self._take_up, group) for group in groups]
+    def _is_ahead(self, claim: Claim, now_ms: int) -> TypeGuard[OffsetRange]:
+        """Return whether it is of a far slot that has messages due after `now_ms`."""
+        is_far = isinstance(claim, OffsetRange) and claim.topic in self._far
+        return is_far and claim.due != ANY_TIME and claim.due.to_ms > now_ms
 
-    def _take_up_after(self, others: list[Future[None]], claims: Sequence[ClaimT]) -> None:
+    def _far_slot(self, claim: OffsetRange) -> Slot:
+        level = self._far[claim.topic]
+        return Slot(level, self._wheel.number(level, claim.due.from_ms))
+
+    def _planned_next_ms(self, claim: Claim, now_ms: int) -> int:
+        """Return when a window wants the claim's partition next; LATEST_MS if none does."""
+        if not (isinstance(claim, OffsetRange) and claim.topic == self._near):
+            return LATEST_MS
+        lead_ms = self._settings.lead_ms
+        slot = self._wheel.slot_filling(0, claim.partition, now_ms, lead_ms)
+        return self._wheel.closes_at_ms(slot, lead_ms)
+
+    def _submit(self, claims: Sequence[ClaimT], now_ms: int) -> list[Future[None]]:
+        groups = portions(claims, self._settings.job_messages)
+        return [self._background.submit(self._take_up_late, group, now_ms) for group in groups]
+
+    def _take_up_after(
+        self, others: list[Future[None]], claims: Sequence[ClaimT], claimed_ms: int
+    ) -> None:
         wait(others)
         for group in portions(claims, self._settings.job_messages):
-            self._take_up(group)
+            self._take_up_late(group, claimed_ms)
+
+    def _take_up_late(self, claims: Sequence[ClaimT], claimed_ms: int) -> None:
+        """Take up what is late, then what the windows left that were planned since the claim.
+
+        They found their partition claimed, and what came in since then is in no claim.
+        """
+        self._take_up(claims)
+        try:
+            for slot in self._passed_over(claims, claimed_ms):
+                if left := self._store.due(slot):
+                    self._windows.submit(self._take_up, left)
+        except Exception:
+            log.exception("could not plan what came in during a rescue; the next rescue will")
+
+    def _passed_over(self, claims: Sequence[Claim], claimed_ms: int) -> list[Slot]:
+        """Return the slots of level 0 in these partitions that were planned since `claimed_ms`."""
+        held = {
+            each.partition
+            for each in claims
+            if isinstance(each, OffsetRange) and each.topic == self._near
+        }
+        instants_ms = (claimed_ms, self._clock.now_ms())
+        first, last = (self._wheel.number(0, each + self._settings.lead_ms) for each in instants_ms)
+        # One turn of the ring before, they are the same partitions.
+        numbers = range(max(first, last - self._wheel.ring) + 1, last + 1)
+        slots = [Slot(0, number) for number in numbers]
+        return [each for each in slots if self._wheel.partition(each) in held]
 
     def _follow(self, level: int, from_ms: int) -> None:
-        pool = self._windows if level == 0 else self._background
         for slot in self._slots(level, from_ms):
             try:
                 claims = self._store.due(slot)
             except Exception:
                 log.exception("could not plan level=%d slot=%d; rescue will", level, slot.number)
                 continue
-            if claims:
-                pool.submit(self._take_up, claims)
+            if level == 0 and claims:
+                self._windows.submit(self._take_up, claims)
+            elif level:
+                for each in claims:
+                    self._cascades.submit(slot, cast("OffsetRange", each))
 
     def _slots(self, level: int, from_ms: int) -> Iterator[Slot]:
         """Each slot of the level when it is to be taken up, from that instant until stopped.

@@ -172,6 +172,7 @@ class Pipeline:
             warm=self._warm,
             keeping=keeping,
             fence=self._fence,
+            holds_lease=self._election.holds_lease,
         )
 
     def _destinations_of(self, cluster: str | None) -> Destinations:

@@ -136,6 +136,16 @@ class Turn:
         write_batch(planned.rows, self._settings, producer)
         count_cancelled(planned)
 
+    def route_cancels(self, claims: Sequence[Claim]) -> None:
+        """Route on the cancels among these that are due later; they stay where they are, too.
+
+        Safe to repeat: of several cancels with one id, a turn takes one.
+        """
+        message = waiting_record()
+        records = read_claims(self._spark, self._settings, claims)
+        cancels = records.where(message.is_cancel & message.is_whole)
+        write_batch(self.rows(cancels), self._settings, TURN)
+
     def rows(self, records: DataFrame, begun_ms: int | None = None) -> DataFrame:
         """Rows for the Kafka sink: first what is routed on, then in due order what is sent.
 

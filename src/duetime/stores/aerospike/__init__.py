@@ -16,8 +16,10 @@ from duetime.clock import Clock, SystemClock
 from duetime.config import Settings
 from duetime.errors import StoreError
 from duetime.message import MessageId
+from duetime.metrics import UNREADABLE
 from duetime.stores import ANY_TIME, DueTimes, Found, Pending
-from duetime.stores.aerospike.cache import CachedClaim, MessageCache
+from duetime.stores.aerospike.cache import CachedClaim, MessageCache, Waiting
+from duetime.stores.aerospike.fields import FOREIGN_MARK
 from duetime.stores.aerospike.leases import LEASE_MS, Ledger, Span
 from duetime.stores.aerospike.reader import AerospikeReader
 from duetime.stores.held import Held
@@ -27,6 +29,9 @@ from duetime.wheel import Slot
 #: How many messages are asked for to see whether there is any: the client shares the number out
 #: among the nodes of a cluster, and does not ask one whose share is 0.
 PROBED = 256
+
+#: The most nodes that a cluster has.
+NODES = 256
 
 
 class AerospikeStore:
@@ -43,6 +48,8 @@ class AerospikeStore:
         self._reader = AerospikeReader(settings)
         self._owner = token_hex(8)
         self._held = Held[str, CachedClaim](self._extend, lease_ms=LEASE_MS)
+        #: Foreign records that cannot be understood, by name. They stay where they are.
+        self._unreadable = set[str]()
 
     def due(self, slot: Slot) -> Sequence[CachedClaim]:
         """Claim what waits in the slot now, and what came late for earlier ones."""
@@ -68,7 +75,7 @@ class AerospikeStore:
         told = [*names, *(one.name for each in digests for one in self._cache.of_digest(each))]
         # A message and its cancel have a notice each, and not always in one batch.
         both = dict.fromkeys(name for each in told for name in with_cancel(each))
-        waiting = self._cache.waiting(list(both))
+        waiting = self._readable(self._cache.waiting(list(both)))
         with self._held.lock:
             busy = self._busy()
             due_ms = {
@@ -119,7 +126,8 @@ class AerospikeStore:
 
     def _claim(self, start_ms: int, end_ms: int) -> list[CachedClaim]:
         # Most of the time nothing is due, and nobody need be told that we look.
-        if not self._cache.due(start_ms, end_ms, PROBED):
+        found = self._cache.due(start_ms, end_ms, self._limit(PROBED))
+        if all(each.name in self._unreadable for each in found):
             return []
         with self._held.lock:
             change = partial(self._taken, start_ms=start_ms, end_ms=end_ms)
@@ -127,13 +135,13 @@ class AerospikeStore:
             return self._kept([self._read(name, span) for name, span in taken.items()])
 
     def _read(self, name: str, span: Span) -> CachedClaim:
-        found = self._cache.due(span.start_ms, span.end_ms, self._most)
+        found = self._cache.due(span.start_ms, span.end_ms, self._limit(self._most))
         if len(found) * 2 >= self._most:
             # Any of very much: a message stays with its cancel.
             both = dict.fromkeys(name for each in found for name in with_cancel(each.name))
             found = self._cache.waiting(list(both))
         busy = self._busy()
-        free = [each for each in found if each.name not in busy]
+        free = self._readable([each for each in found if each.name not in busy])
         due_ms = [each.due_ms for each in free]
         return CachedClaim(
             span=name,
@@ -141,6 +149,22 @@ class AerospikeStore:
             begun_ms=span.begun_ms,
             due=DueTimes(min(due_ms), max(due_ms) + 1) if free else ANY_TIME,
         )
+
+    def _limit(self, most: int) -> int:
+        """Return how many to ask for, so that `most` of them may be readable ones.
+
+        A node may have all the unreadable ones, and its share of what is asked for is the smallest.
+        """
+        return most + NODES * len(self._unreadable)
+
+    def _readable(self, waiting: Sequence[Waiting]) -> list[Waiting]:
+        """Return those that can be understood. Each foreign one is read, here in the driver."""
+        known = [each for each in waiting if each.name not in self._unreadable]
+        foreign = [each.name for each in known if each.name.startswith(FOREIGN_MARK)]
+        unreadable = self._cache.unreadable(foreign)
+        UNREADABLE.inc(len(unreadable))
+        self._unreadable |= unreadable
+        return [each for each in known if each.name not in unreadable]
 
     def _busy(self) -> set[str]:
         return {name for claim in self._held.all().values() for name in claim.names}

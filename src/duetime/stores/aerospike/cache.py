@@ -1,23 +1,39 @@
 """The cached messages: saved, read, looked for and removed, in batches, in any process."""
 
 import base64
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import aerospike
 from aerospike import predicates
+from aerospike.exception import IndexFoundError
 from aerospike_helpers.batch.records import BatchRecords, Write
 from aerospike_helpers.operations import operations
 
 from duetime.clock import SystemClock
 from duetime.config import Settings
-from duetime.errors import StoreError
+from duetime.errors import InvalidMessage, StoreError
+from duetime.message import MessageId
 from duetime.stores import ANY_TIME, DueTimes
 from duetime.stores.aerospike.connect import address, answering, client
-from duetime.stores.aerospike.fields import CACHE, IDS, Bins, bins_of, record_of, ttl_s
+from duetime.stores.aerospike.fields import (
+    CACHE,
+    IDS,
+    Bins,
+    bins_of,
+    digest_of,
+    foreign_id,
+    name_here,
+    read_record,
+    ttl_s,
+)
 from duetime.stores.aerospike.ledger import FOREVER, LedgerRecord
-from duetime.stores.rows import Record, Row, portions
+from duetime.stores.rows import Record, Row, lost, portions
+
+log = logging.getLogger(__name__)
 
 #: The namespace of duetime's that has the sets by their published names.
 NAMESPACE = "duetime"
@@ -92,7 +108,8 @@ class MessageCache:
         """What the claim names and is there: what is not, was delivered by who held it before."""
         for start in range(0, claim.count, BATCH):
             found = self.found(claim.names[start : start + BATCH])
-            yield [record_of(bins) for bins in found.values()]
+            # The store claims nothing that it cannot read: only what changed since is lost.
+            yield [self.read(name, bins) or lost(name) for name, bins in found.items()]
 
     def everything(self, part: int, parts: int) -> Iterator[list[Record]]:
         """One of so many parts of all that waits, held as a whole."""
@@ -101,12 +118,50 @@ class MessageCache:
         with answering(self._at):
             query = client(self._at).query(self._at.namespace, self._set(CACHE))
             found = query.results(share)
-        yield [record_of(bins) for _, _, bins in found]
+        named = ((name_here(bins, key[3]), bins) for key, _, bins in found)
+        yield [record for name, bins in named if (record := self.read(name, bins))]
 
-    def found(self, names: Sequence[str]) -> dict[str, Bins]:
-        """The bins of those that are there."""
+    def read(self, name: str, bins: Bins) -> Record | None:
+        """Return the record, and None where it cannot be understood."""
+        try:
+            return read_record(name, bins, self._settings.namespace)
+        except InvalidMessage:
+            return None
+
+    def unreadable(self, names: Sequence[str]) -> set[str]:
+        """Return those of these records that are there and cannot be understood; log each."""
+        refused = set[str]()
+        for start in range(0, len(names), BATCH):
+            for name, bins in self.found(names[start : start + BATCH]).items():
+                try:
+                    read_record(name, bins, self._settings.namespace)
+                except InvalidMessage as error:
+                    refused.add(name)
+                    log.warning(
+                        "passed over an unreadable record set=%s id=%.200r digest=%s reason=%s: %s",
+                        self._set(CACHE),
+                        bins.get("id"),
+                        name[1:],
+                        error.reason,
+                        error.detail,
+                    )
+        return refused
+
+    def foreign_ids(self, names: Sequence[str]) -> dict[str, MessageId]:
+        """Return the ids of those of these foreign records that are there and have one."""
+        found = dict[str, MessageId]()
+        for start in range(0, len(names), BATCH):
+            for name, bins in self.found(names[start : start + BATCH], "id", "postTime").items():
+                with suppress(InvalidMessage):
+                    found[name] = foreign_id(bins, digest_of(name) or b"")
+        return found
+
+    def found(self, names: Sequence[str], *bins: str) -> dict[str, Bins]:
+        """The bins of those that are there, all or those named."""
+        keys = [self._key(CACHE, name) for name in names]
         with answering(self._at):
-            batch = client(self._at).batch_read([self._key(CACHE, name) for name in names])
+            one = client(self._at)
+            batch = one.batch_read(keys, list(bins)) if bins else one.batch_read(keys)
         _check(batch, OK, NOT_FOUND)
         return {
             name: each.record[2]
@@ -118,7 +173,12 @@ class MessageCache:
         """Those of these names that are there."""
         parts = (names[start : start + BATCH] for start in range(0, len(names), BATCH))
         found = ((name, bins) for part in parts for name, bins in self.found(part).items())
-        return [Waiting(name=name, due_ms=bins["postTime"]) for name, bins in found]
+        return [
+            Waiting(name=name_here(bins, self._digest(name)), due_ms=bins["postTime"])
+            for name, bins in found
+            # The published service's notices name foreign records, whose bins may be anything.
+            if isinstance(bins.get("postTime"), int)
+        ]
 
     def due(self, start_ms: int, end_ms: int, most: int = 0) -> list[Waiting]:
         """What waits and is due then; if there is more, any of it, but so many at most."""
@@ -133,7 +193,13 @@ class MessageCache:
         sets = (CACHE, IDS) if self._settings.aerospike_notices else (CACHE,)
         for start in range(0, len(names), BATCH):
             some = names[start : start + BATCH]
-            keys = [self._key(set_name, name) for set_name in sets for name in some]
+            keys = [
+                self._key(set_name, name)
+                for set_name in sets
+                for name in some
+                # A foreign id's record is another service's, and expires.
+                if set_name == CACHE or digest_of(name) is None
+            ]
             with answering(self._at):
                 _check(client(self._at).batch_remove(keys), OK, NOT_FOUND)
 
@@ -144,7 +210,7 @@ class MessageCache:
         others = {
             f"{name}~{place.hex()}": rows[name]
             for name, bins in there.items()
-            if (place := bins_of(rows[name])["place"]) != bytes(bins["place"])
+            if (place := bins_of(rows[name])["place"]) != bytes(bins.get("place", b""))
         }
         if others:
             self._write(others)
@@ -196,22 +262,32 @@ class MessageCache:
     def _where(self, predicate: tuple[Any, ...], most: int = 0) -> list[Waiting]:
         with answering(self._at):
             query = client(self._at).query(self._at.namespace, self._set(CACHE))
-            query.select("name", "postTime")
+            query.select("name", "place", "postTime")
             query.where(predicate)
             if most:
                 query.max_records = most
             found = query.results()
-        return [Waiting(name=bins["name"], due_ms=bins["postTime"]) for _, _, bins in found]
+        return [
+            Waiting(name=name_here(bins, bytes(key[3])), due_ms=bins["postTime"])
+            for key, _, bins in found
+        ]
 
     def _create_index(self, bin_name: str, kind: int) -> None:
         name = f"{self._set(CACHE)}_{bin_name}"
-        with answering(self._at):
+        # The published service may have indexed the bin under another name.
+        with answering(self._at), suppress(IndexFoundError):
             client(self._at).index_single_value_create(
                 self._at.namespace, self._set(CACHE), bin_name, kind, name
             )
 
-    def _key(self, set_name: str, name: str) -> tuple[str, str, str]:
+    def _key(self, set_name: str, name: str) -> tuple[Any, ...]:
+        if digest := digest_of(name):
+            return self._at.namespace, self._set(set_name), None, bytearray(digest)
         return self._at.namespace, self._set(set_name), name
+
+    def _digest(self, name: str) -> bytes:
+        """Return the digest of the cached message with this key."""
+        return digest_of(name) or bytes(aerospike.calc_digest(*self._key(CACHE, name)))
 
     def _set(self, name: str) -> str:
         """As published; another namespace of duetime's has sets of its own."""

@@ -11,7 +11,7 @@ from duetime.config import Settings
 from duetime.message import LATEST_MS, MessageId
 from duetime.stores import Found, Pending
 from duetime.stores.aerospike.cache import MessageCache
-from duetime.stores.aerospike.fields import record_of
+from duetime.stores.aerospike.fields import FOREIGN_MARK
 from duetime.stores.listing import merged
 from duetime.stores.rows import CANCEL_MARK, PLACE, found_in_parts, names_of
 from duetime.stores.selection import Asked, Position, Selection
@@ -38,7 +38,11 @@ class AerospikeReader:
         """The message with this id, if it waits; `cancelled` if a cancel waits for it too."""
         name, cancel = names_of(id, retry_ms)
         found = self._cache.found([name, cancel])
-        return record_of(found[name]).found(cancelled=cancel in found) if name in found else None
+        if name not in found and retry_ms is None:
+            name = self._foreign_name(id) or name
+            found |= self._cache.found([name])
+        record = self._cache.read(name, found[name]) if name in found else None
+        return record.found(cancelled=cancel in found) if record else None
 
     def pending(self, now_ms: int) -> Sequence[Pending]:
         """How many records wait in each slot. Reads the due times of all that waits."""
@@ -72,9 +76,11 @@ class AerospikeReader:
     def _names(self, selection: Selection) -> list[str]:
         """Those that are asked for, as they are called in the store, in order."""
         waiting = self._cache.due(selection.from_ms, selection.to_ms)
+        foreign = [each.name for each in waiting if each.name.startswith(FOREIGN_MARK)]
+        ids = {name: str(each) for name, each in self._cache.foreign_ids(foreign).items()}
         cancelled = {each.name[1:] for each in waiting if each.name.startswith(CANCEL_MARK)}
         placed = sorted(
-            (Position(each.due_ms, ANOTHER.sub("", each.name)), each.name)
+            (Position(each.due_ms, ids.get(each.name) or ANOTHER.sub("", each.name)), each.name)
             for each in waiting
             if not each.name.startswith(CANCEL_MARK)
         )
@@ -86,5 +92,12 @@ class AerospikeReader:
 
     def _found(self, names: Sequence[str]) -> list[Found]:
         there = self._cache.found(names)
-        found = [record_of(there[name]).found() for name in names if name in there]
-        return [each for each in found if each]
+        records = [self._cache.read(name, there[name]) for name in names if name in there]
+        return [found for record in records if record and (found := record.found())]
+
+    def _foreign_name(self, id: MessageId) -> str | None:  # noqa: A002 (what all call it)
+        """Return the name of the published service's record with this id."""
+        waiting = self._cache.due(id.due_ms, id.due_ms + 1)
+        names = [each.name for each in waiting if each.name.startswith(FOREIGN_MARK)]
+        ids = self._cache.foreign_ids(names)
+        return next((name for name, each in ids.items() if each == id), None)
