@@ -86,7 +86,7 @@ def configure(admin, topic, name, value):
 #: Where tests share one pipeline.
 SHARED = "tests/system/"
 #: What starts a pipeline of its own.
-OWN = "outbox", "queue_restart", "redis", "redis_killed", "restart", "secured"
+OWN = "checkpoint", "outbox", "queue_restart", "redis", "redis_killed", "restart", "secured"
 APART = {f"{SHARED}test_{name}.py" for name in OWN}
 
 

@@ -44,6 +44,7 @@ from duetime.pipeline.kafka import read_stream
 from duetime.pipeline.refusals import asks_to_cancel, refusals
 from duetime.pipeline.routing import Routes
 from duetime.pipeline.rows import SinkRow, Waiting
+from duetime.stores.places import Place
 from duetime.topics import TopicNames
 
 
@@ -53,11 +54,15 @@ def intake(spark: SparkSession, settings: Settings) -> DataFrame:
 
 
 def intake_records(
-    spark: SparkSession, settings: Settings, *, batch: int | None = None
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    batch: int | None = None,
+    starting: Mapping[Place, int] | None = None,
 ) -> DataFrame:
-    """All intake topics as an endless read."""
+    """All intake topics as an endless read; without a checkpoint, from where it is `starting`."""
     topics = TopicNames(settings).intake
-    return read_stream(spark, settings, topics, batch=batch, committed_only=True)
+    return read_stream(spark, settings, topics, batch=batch, committed_only=True, starting=starting)
 
 
 def envelopes(settings: Settings) -> dict[str, tuple[str, Canonical]]:

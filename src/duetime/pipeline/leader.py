@@ -171,11 +171,13 @@ class Leader:
             waking = Waking(means.settings, means.clock)
             self._start([waking])
         begin = Begin(means.spark, means.settings, means.written, means.destinations, means.clock)
+        self._to_stop.callback(begin.close)
         return Queries(
             begin.all(notice, waking),
             means.destinations[None].refresh,
             self._given_up,
             elsewhere=[query_name(cluster) for cluster in means.settings.clusters],
+            moved=begin.moved,
         )
 
     def _beside(self) -> Iterator[Beside]:

@@ -73,12 +73,14 @@ class Queries:
         refresh: Callable[[], None],
         given_up: Callable[[str], int],
         elsewhere: Collection[str] = (),
+        moved: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """`begin` has how each is started, by its name; `refresh` is called before that.
 
         `given_up` says how many records a query's producer could not deliver: Spark asks for that
         with the next record, and an idle query would not fail for minutes. Those that deliver
-        `elsewhere` are named: nothing here waits for them.
+        `elsewhere` are named: nothing here waits for them. `moved` has the queries that read a
+        topic which was created again since they were begun, and which: they would skip records.
         """
         self._running = [Running(name, each) for name, each in begin.items()]
         for name in begin:
@@ -87,6 +89,7 @@ class Queries:
         self._refresh = refresh
         self._given_up = given_up
         self._elsewhere = elsewhere
+        self._moved = moved
         self._stopping = threading.Event()
         # At once, because each takes seconds in a JVM that has just been started.
         self._pool = ThreadPoolExecutor(len(self._running), thread_name_prefix="begin")
@@ -114,6 +117,7 @@ class Queries:
 
     def look_around(self, visit: Visit) -> None:
         """Start what has failed again, after a pause that the others do not make; visit others."""
+        moved = self._moved()
         for running in self._running:
             if running.is_beginning:
                 continue
@@ -125,6 +129,12 @@ class Queries:
             elif running.query and self._given_up(running.name) > running.given_up:
                 _stopped(running.query)
                 _put_off(running, DuetimeError("records could not be delivered in time"))
+            elif running.query and running.name in moved:
+                _stopped(running.query)
+                topic = moved[running.name]
+                _put_off(
+                    running, DuetimeError(f"topic {topic} was created again while it was read")
+                )
             elif running.query:
                 visit(running.name, running.query)
 

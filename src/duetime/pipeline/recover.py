@@ -5,6 +5,8 @@ again after a crash, and after a plain stop too. Here that is done once, in batc
 written already. Each batch is committed, so that a crash meanwhile costs no more than one.
 """
 
+from collections.abc import Mapping
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as W
 from pyspark.sql import functions as F
@@ -17,13 +19,21 @@ from duetime.pipeline.kafka import handle_what_is_there, write_batch
 from duetime.pipeline.lanes import lane_records, looked_at_again
 from duetime.pipeline.refusals import asks_to_cancel
 from duetime.pipeline.written import Sieve, Written, identified, scope, scope_of_waiting
+from duetime.stores.places import Place
 from duetime.topics import TopicNames
 
 
 def recover_intake(
-    spark: SparkSession, settings: Settings, written: Written, intake: Intake
+    spark: SparkSession,
+    settings: Settings,
+    written: Written,
+    intake: Intake,
+    starting: Mapping[Place, int] | None = None,
 ) -> None:
-    """Take in what is there, without what was taken in before."""
+    """Take in what is there, without what was taken in before.
+
+    Without a checkpoint, from where it is `starting`.
+    """
     following = written.following()
     cancels: DataFrame | None = None
 
@@ -49,7 +59,7 @@ def recover_intake(
         write_batch(intake.routed(heard), settings, "recover")
         reach(Point.RECOVER_SENT)
 
-    records = intake_records(spark, settings, batch=settings.batch_records)
+    records = intake_records(spark, settings, batch=settings.batch_records, starting=starting)
     handle_what_is_there(records, handle, settings, "intake")
 
 

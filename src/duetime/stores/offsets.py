@@ -162,10 +162,10 @@ class Offsets:
         """What was noted with the commits, where something was."""
         return {place: one.note for place, one in self.commits(places).items() if one.note}
 
-    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+    def topic_ids(self, topics: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, str]:
         """Return the id of each topic, without those of brokers that give topics none."""
         asked = set(topics)
-        found = answer(lambda: describe_topic_ids(self._admin, asked, TIMEOUT_S)) if asked else {}
+        found = answer(lambda: describe_topic_ids(self._admin, asked, timeout_s)) if asked else {}
         return {topic: one for topic, one in found.items() if one != NO_ID}
 
     def cluster_id(self) -> str | None:
