@@ -142,18 +142,24 @@ class IntakeStart:
         history = logs.history(places)
         if not history:
             return
-        first_ms, last_ms = self._offsets.first_appended_ms(places), self._offsets.last_ms(places)
-        told = [
-            f"{count} records in {topic}, from "
-            f"{format_instant(min(first_ms[at] for at in of))} to "
-            f"{format_instant(max(last_ms[at] for at in of))}"
-            for topic, count in history.items()
-            if (of := [at for at in places if at[0] == topic and logs.starts[at] < logs.ends[at]])
-        ]
+        first_ms, last_ms = self._offsets.first_appended_ms(places), self._last_ms(places)
+        told = []
+        for topic, count in history.items():
+            of = [at for at in places if at[0] == topic and logs.starts[at] < logs.ends[at]]
+            until = f" to {format_instant(max(last_ms[at] for at in of))}" if last_ms else ""
+            since = format_instant(min(first_ms[at] for at in of))
+            told.append(f"{count} records in {topic}, from {since}{until}")
         raise ConfigError(
             "another service may have delivered what is in the intake topics already, and this "
             f"start would deliver it a second time ({'; '.join(told)}{why}): {CHOICES}"
         )
+
+    def _last_ms(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return the latest timestamp in each, epoch ms; none of brokers before Kafka 3.0."""
+        try:
+            return self._offsets.last_ms(places)
+        except KafkaError:
+            return {}
 
     def _tell(self, first: Mapping[Place, int], logs: "_IntakeLogs") -> None:
         """Log what the first start of some topics does."""
