@@ -86,7 +86,16 @@ def configure(admin, topic, name, value):
 #: Where tests share one pipeline.
 SHARED = "tests/system/"
 #: What starts a pipeline of its own.
-OWN = "outbox", "queue_restart", "redis", "redis_killed", "restart", "secured", "stuck"
+OWN = (
+    "checkpoint",
+    "outbox",
+    "queue_restart",
+    "redis",
+    "redis_killed",
+    "restart",
+    "secured",
+    "stuck",
+)
 APART = {f"{SHARED}test_{name}.py" for name in OWN}
 
 

@@ -5,6 +5,7 @@ Settings come, later over earlier, from the defaults, a TOML file (`duetime.toml
 """
 
 import os
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +26,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from duetime.clock import parse_instant
 from duetime.errors import ConfigError
 from duetime.ladder import Ladder
 from duetime.misnamed import PREFIX, check_environment, told
@@ -41,6 +43,9 @@ from duetime.tables import (
     RetryPolicy,
 )
 from duetime.wheel import GRACE_MS, Wheel
+
+#: Where the first start may begin, besides an instant and a group's offsets.
+EARLIEST, LATEST = "earliest", "latest"
 
 #: How long the cascade of a far slot may take until its first window is planned, in ms.
 CASCADE_MS = 1_000
@@ -264,6 +269,13 @@ class Settings(Connection, BaseSettings):
         description="Where the streaming queries keep their offsets: a directory, or a URL of a "
         "file system that Spark knows (hdfs:, s3a:); `duetime up` keeps them in its data directory",
     )
+    start_from: str = Field(
+        "",
+        description="Where the first start begins to read intake topics that another service may "
+        "have read: `earliest`, `latest`, an instant such as `2026-12-24T18:00:00Z`, or a consumer "
+        "group whose committed offsets are taken over; later starts ignore it "
+        "([why](operating.md#the-first-start))",
+    )
     driver_memory: str = Field("2g", description="Heap of Spark's driver JVM")
     spark_properties: dict[str, str] = Field(
         default_factory=dict,
@@ -281,6 +293,16 @@ class Settings(Connection, BaseSettings):
                 "aerospike://host:port/namespace"
             )
         return store
+
+    @field_validator("start_from")
+    @classmethod
+    def _start_is_an_instant_or_a_name(cls, start_from: str) -> str:
+        try:
+            datetime.fromisoformat(start_from)
+        except ValueError:
+            return start_from
+        parse_instant(start_from)
+        return start_from
 
     @model_validator(mode="after")
     def _the_largest_body_has_room(self) -> "Settings":

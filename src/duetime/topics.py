@@ -43,6 +43,7 @@ class TopicNames:
         self.leader = f"{self._prefix}{LEADER}"
         self.leader_group = f"{self._prefix}.leader"
         self.release_group = f"{self._prefix}.release"
+        self.intake_group = f"{self._prefix}.intake"
 
     def outbox(self, cluster: str) -> str:
         """The topic of what is on its way to another cluster."""

@@ -1,4 +1,6 @@
-"""What is told of queries before anything happens to them."""
+"""What is told of queries before anything happens to them, and how one is begun once more."""
+
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import REGISTRY
@@ -63,4 +65,29 @@ def test_a_query_begins_again_when_a_topic_of_its_has_more_partitions(before, af
     # Once for each that is added.
     queries.look_around(lambda *_: visited.append(1))
     assert visited
+    queries.stop()
+
+
+def test_a_query_whose_topic_was_created_again_is_stopped_and_begun_once_more(caplog):
+    stopped, visited, moved = [], [], {}
+    query = SimpleNamespace(exception=lambda: None, stop=lambda: stopped.append(True))
+    begun = []
+    queries = Queries(
+        {"moved": lambda: begun.append(True) or query, "other": lambda: query},
+        **LIFE,
+        moved=lambda: moved,
+    )
+    queries.start(lambda *_: None, lambda: True)
+    moved["moved"] = "orders"
+    queries.look_around(lambda name, _: visited.append(name))
+    assert stopped == [True]
+    assert visited == ["other"]
+    assert "failed 1 times" in queries.told()["moved"]
+    assert "topic orders was created again while it was read" in caplog.text
+    moved.clear()
+    (running,) = (each for each in queries._running if each.name == "moved")
+    running.restart_s = 0.0
+    queries.look_around(lambda *_: None)
+    running.beginning.result()
+    assert len(begun) == 2
     queries.stop()

@@ -1,13 +1,19 @@
 import logging
+from contextlib import closing
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from tests.conftest import WheelWriter, eventually, small_settings
 
+from duetime.admin import create_topics
 from duetime.connection import librdkafka_properties
 from duetime.errors import KafkaError
+from duetime.local.broker import LocalBroker
 from duetime.stores import ANY_TIME, OffsetRange
 from duetime.stores.kafka import KafkaStore
+from duetime.stores.keeping import Keeping
+from duetime.stores.reader import WheelReader
 
 pytestmark = pytest.mark.system
 
@@ -138,3 +144,154 @@ def test_what_was_settled_is_no_loss_at_the_next_start(store, wheel, settings, n
     assert again.due(slot) == []
     assert caplog.records == []
     again.close()
+
+
+@pytest.fixture
+def recreate(settings):
+    """Deletes a topic of the wheel and creates it again, as somebody might."""
+    admin = AdminClient(librdkafka_properties(settings))
+
+    def again(topic):
+        admin.delete_topics([topic])[topic].result()
+        # Its name is free once the brokers have heard of it.
+        eventually(lambda: topic not in admin.list_topics(timeout=30).topics, "the end of it")
+        assert create_topics(settings) == [topic]
+
+    return again
+
+
+def settle_some(store, wheel, slot, due_ms, count):
+    for _ in range(count):
+        wheel.message("orders", due_ms, level=0)
+    (claim,) = store.due(slot)
+    assert claim.count == count
+    store.begin([claim], due_ms)
+    store.settle([claim])
+
+
+@pytest.mark.parametrize("count", [2, 5, 7], ids=["fewer", "as many", "more"])
+def test_a_topic_created_again_while_it_is_down_is_read_from_its_start(  # noqa: PLR0913, PLR0917 (fixtures)
+    wheel, settings, now_ms, recreate, caplog, count
+):
+    """More records than were settled tell nothing: only the topic's id does.
+
+    Kafka removes the offsets of a topic with it. A restore may bring them back, and so may a leader
+    that commits what it has just settled.
+    """
+    due_ms = now_ms + 10 * SECOND
+    slot = settings.wheel.place(due_ms, now_ms)
+    place = wheel._slot(due_ms, 0)
+    store = KafkaStore(settings)
+    settle_some(store, wheel, slot, due_ms, 5)
+    commit = store._offsets.commits([place])[place]
+    recreate(place[0])
+    store._offsets.commit({place: commit.offset}, {place: commit.note})
+    store.close()
+    for _ in range(count):
+        wheel.message("orders", due_ms, level=0)
+    with closing(WheelReader(settings)) as reader:
+        assert sum(each.count for each in reader.pending(now_ms)) == count
+    store = KafkaStore(settings)
+    (told,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert f"topic={place[0]} partitions=1" in told.getMessage()
+    (claim,) = store.due(slot)
+    assert (claim.start, claim.end) == (0, count)
+    # It is read back: for all that is known it was in the first log, too.
+    assert now_ms <= claim.begun_ms <= now_ms + MINUTE
+    store.close()
+    # A stop before anything was taken up changes nothing.
+    store = KafkaStore(settings)
+    assert store.due(slot) == [claim]
+    assert store.due(slot) == []
+    store.close()
+    assert [each.levelno for each in caplog.records] == [logging.ERROR]
+
+
+@pytest.mark.parametrize("count", [2, 7], ids=["fewer", "more"])
+def test_a_topic_created_again_while_it_runs_is_read_from_its_start(  # noqa: PLR0913, PLR0917 (fixtures)
+    store, wheel, settings, now_ms, recreate, caplog, count
+):
+    due_ms = now_ms + 10 * SECOND
+    slot = settings.wheel.place(due_ms, now_ms)
+    settle_some(store, wheel, slot, due_ms, 5)
+    recreate(f"{settings.namespace}.wheel.0")
+    for _ in range(count):
+        wheel.message("orders", due_ms, level=0)
+    (claim,) = store.overdue(due_ms + 5 * SECOND)
+    assert (claim.start, claim.end) == (0, count)
+    assert claim.begun_ms is not None
+    (told,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert "created again" in told.getMessage()
+    store.settle([claim])
+    assert store.overdue(due_ms + 5 * SECOND) == []
+
+
+def test_what_is_settled_of_a_topic_that_was_created_again_frees_nothing_of_the_new_one(  # noqa: PLR0913, PLR0917 (fixtures)
+    store, wheel, settings, now_ms, recreate, caplog
+):
+    """A window was open meanwhile: its offsets are of records that are gone."""
+    due_ms = now_ms + 10 * SECOND
+    slot = settings.wheel.place(due_ms, now_ms)
+    for _ in range(3):
+        wheel.message("orders", due_ms, level=0)
+    claims = store.due(slot)
+    recreate(f"{settings.namespace}.wheel.0")
+    for _ in range(4):
+        wheel.message("orders", due_ms, level=0)
+    store.settle(claims)
+    (claim,) = store.overdue(due_ms + 5 * SECOND)
+    assert (claim.start, claim.end) == (0, 4)
+    assert {each.levelno for each in caplog.records} == {logging.ERROR}
+
+
+def test_the_instant_that_an_earlier_version_noted_is_read(wheel, settings, now_ms):
+    due_ms = now_ms + 10 * SECOND
+    wheel.message("orders", due_ms)
+    place = wheel._slot(due_ms, None)
+    store = KafkaStore(settings)
+    store._offsets.commit({place: 0}, {place: "1700000000000"})
+    store.close()
+    store = KafkaStore(settings)
+    (claim,) = store.due(settings.wheel.place(due_ms, now_ms))
+    assert claim.begun_ms == 1_700_000_000_000
+    store.close()
+
+
+def test_a_log_that_lost_its_end_is_read_from_its_start(tmp_path, now_ms, caplog):
+    """As after a power cut: the broker has acknowledged what its disk does not have."""
+    broker = LocalBroker(tmp_path)
+    broker.start()
+    settings = small_settings(broker.bootstrap)
+    create_topics(settings)
+    due_ms = now_ms + 10 * SECOND
+    slot = settings.wheel.place(due_ms, now_ms)
+    wheel = WheelWriter(settings, now_ms)
+    store = KafkaStore(settings, Kept())
+    settle_some(store, wheel, slot, due_ms, 5)
+    store.close()
+    topic, partition = wheel._slot(due_ms, None)
+    broker.kill()
+    (log,) = tmp_path.rglob(f"{topic}-{partition}/*.log")
+    with log.open("r+b") as file:
+        file.truncate(log.stat().st_size - 10)
+    broker.start()
+    try:
+        wheel = WheelWriter(settings, now_ms)
+        store = KafkaStore(settings)
+        # The fifth is lost, as the disk lost it. What comes now has its offset.
+        (told,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+        assert f"topic={topic} partitions=1" in told.getMessage()
+        wheel.message("orders", due_ms)
+        (claim,) = store.due(slot)
+        assert (claim.start, claim.end) == (0, 5)
+        assert claim.begun_ms is not None
+        store.close()
+    finally:
+        broker.stop()
+
+
+class Kept(Keeping):
+    """Frees nothing."""
+
+    def free(self, *_):
+        """Leave it."""

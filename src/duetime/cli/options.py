@@ -24,6 +24,15 @@ Store = Annotated[
         "--store", metavar="URL", help="Where messages wait: kafka, redis://... or aerospike://...."
     ),
 ]
+StartFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="WHERE",
+        help="Where the first start begins to read intake topics: earliest, latest, a time such as "
+        "2026-12-24T18:00:00Z, or a consumer group whose offsets are taken over.",
+    ),
+]
 Id = Annotated[str, typer.Argument(metavar="ID", help="As `duetime send` printed it.")]
 In = Annotated[
     str | None,

@@ -17,9 +17,17 @@ from duetime.cli.beside import api_beside, warn_of_port
 from duetime.cli.connect import connected
 from duetime.cli.display import facts, home_relative, program
 from duetime.cli.logs import logged
-from duetime.cli.options import BadInput, Config, Kafka, Store, Verbose, settings_from
+from duetime.cli.options import (
+    BadInput,
+    Config,
+    Kafka,
+    StartFrom,
+    Store,
+    Verbose,
+    settings_from,
+)
 from duetime.cli.service import Service, interruptible
-from duetime.config import Settings, is_submitted
+from duetime.config import EARLIEST, Settings, is_submitted
 from duetime.errors import DuetimeError, Paused, SetupError
 from duetime.local.broker import LocalBroker
 from duetime.local.disk import data_home, require_directory
@@ -52,6 +60,7 @@ def up(  # noqa: PLR0913 (an option each)
         int | None, typer.Option("--api-port", min=1, max=65_535, help="Of the HTTP API. [8080]")
     ] = None,
     store: Store = None,
+    start_from: StartFrom = None,
     config: Config = None,
     verbose: Verbose = False,
 ) -> None:
@@ -62,7 +71,7 @@ def up(  # noqa: PLR0913 (an option each)
     """
     if kafka and port:
         raise BadInput("--port is for an own Kafka, and --kafka names another: leave one")
-    asked = settings_from(kafka, config, store=store)
+    asked = settings_from(kafka, config, store=store, start_from=start_from)
     directory = (data or data_home()).expanduser().absolute()
     with (
         logged(logging.DEBUG if verbose else logging.INFO, asked.log_format),
@@ -72,23 +81,31 @@ def up(  # noqa: PLR0913 (an option each)
     ):
         _look_ahead(_with_api_port(asked, api_port))
         if kafka:
-            settings = connected(kafka, config, store)
+            settings = connected(kafka, config, store, start_from)
             _up(_with_api_port(settings, api_port), directory, config)
         else:
             broker = LocalBroker(directory / "broker", port or PORT)
-            with _started(broker, config, store) as settings:
+            # Nobody else has delivered what is in an own Kafka.
+            begin = asked.start_from or EARLIEST
+            with _started(broker, config, store, begin) as settings:
                 look = partial(_require_running, broker, directory)
                 _up(_with_api_port(settings, api_port), directory, config, look)
 
 
 def run(
-    *, kafka: Kafka = None, store: Store = None, config: Config = None, verbose: Verbose = False
+    *,
+    kafka: Kafka = None,
+    store: Store = None,
+    start_from: StartFrom = None,
+    config: Config = None,
+    verbose: Verbose = False,
 ) -> None:
     """The pipeline alone, for production, against your cluster.
 
     Topics must exist (`duetime topics`), and the setting checkpoint says where offsets are kept.
+    The first start refuses to read records that another service may have delivered: see --from.
     """
-    settings = settings_from(kafka, config, store=store)
+    settings = settings_from(kafka, config, store=store, start_from=start_from)
     level = logging.DEBUG if verbose else logging.INFO
     with logged(level, settings.log_format), suppress(KeyboardInterrupt), interruptible():
         require_intake(settings)
@@ -109,10 +126,13 @@ def _look_ahead(settings: Settings) -> None:
 
 
 @contextmanager
-def _started(broker: LocalBroker, config: Path | None, store: str | None) -> Iterator[Settings]:
+def _started(
+    broker: LocalBroker, config: Path | None, store: str | None, start_from: str
+) -> Iterator[Settings]:
     log.info("starting Kafka")
+    own = {"security_protocol": "PLAINTEXT", "store": store, "start_from": start_from}
     with broker:
-        yield settings_from(broker.bootstrap, config, security_protocol="PLAINTEXT", store=store)
+        yield settings_from(broker.bootstrap, config, **own)
 
 
 def _with_api_port(settings: Settings, port: int | None) -> Settings:

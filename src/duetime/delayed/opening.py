@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from duetime.delayed.cursor import Cursor
@@ -12,6 +12,7 @@ from duetime.delayed.options import ConsumerOptions
 from duetime.delayed.partition import DelayedPartition, Position
 from duetime.delayed.payloads import Payloads, Room
 from duetime.errors import KafkaError
+from duetime.stores.logs import describe_topic_ids
 
 #: How long the broker may take to answer, in seconds.
 TIMEOUT_S = 20.0
@@ -73,14 +74,10 @@ class Opening:
     def _topic_id(self, topic: str) -> str:
         if topic not in self._topic_ids:
             admin = AdminClient(self.options.shared())
-            asked = admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_S)
             try:
-                found = asked[topic].result().topic_id
+                self._topic_ids |= describe_topic_ids(admin, [topic], TIMEOUT_S)
             except KafkaException as error:
                 raise KafkaError(
                     f"topic {topic} cannot be described ({error.args[0].str()})"
                 ) from error
-            # As text, it may have a slash.
-            halves = found.get_most_significant_bits(), found.get_least_significant_bits()
-            self._topic_ids[topic] = "".join(f"{each % 2**64:016x}" for each in halves)
         return self._topic_ids[topic]

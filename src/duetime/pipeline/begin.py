@@ -12,8 +12,10 @@ from duetime.clock import Clock
 from duetime.config import Settings
 from duetime.metrics import RECOVERY_SECONDS
 from duetime.pipeline import notices
+from duetime.pipeline.checkpoint import Checkpoints
 from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.failures import failures
+from duetime.pipeline.first_start import IntakeStart
 from duetime.pipeline.intake import INTAKE, INTAKE_TX, Intake, intake_records, intake_topics
 from duetime.pipeline.isolated import BATCH as ISOLATED_BATCH
 from duetime.pipeline.isolated import ISOLATED, Isolated
@@ -28,9 +30,17 @@ from duetime.pipeline.saving import EVERY as SAVING_EVERY
 from duetime.pipeline.saving import SAVING, on_their_way, saving
 from duetime.pipeline.waking import Waking
 from duetime.pipeline.written import Written
+from duetime.stores.offsets import Offsets
+from duetime.stores.places import Place
 from duetime.topics import TopicNames
 
 log = logging.getLogger(__name__)
+
+#: What the query of queues is called.
+REDELIVERY = "redelivery"
+
+#: What Spark's error is called when a query cannot read what it remembers.
+NO_STATE = "CANNOT_LOAD_STATE_STORE"
 
 #: How often a batch of markers is begun, where there are any: a redelivery waits for half of it.
 REDELIVERY_EVERY = "500 milliseconds"
@@ -53,6 +63,11 @@ class Begin:
         self._names = TopicNames(settings)
         self._written = written
         self._destinations = destinations
+        self._offsets = Offsets(settings, self._names.intake_group)
+        self._checkpoints = Checkpoints(spark, settings, self._offsets)
+        self._start = IntakeStart(settings, self._checkpoints, self._offsets)
+        #: The last run of the query that remembers something.
+        self._tracking: StreamingQuery | None = None
 
     def all(
         self, notice: Callable[[DataFrame, int], None] | None, waking: Waking | None
@@ -60,11 +75,13 @@ class Begin:
         """How each query is begun, by its name.
 
         `notice` is what to do with notices, where the store gives any; `waking` is for queues.
+        Raises ConfigError where it would have to be guessed where intake begins.
         """
+        self._start.require()
         own: dict[str, Callable[[], StreamingQuery]] = {
             "lanes": self._lanes,
-            INTAKE: partial(self._intake, INTAKE),
-            INTAKE_TX: partial(self._intake, INTAKE_TX),
+            INTAKE: self._intake,
+            INTAKE_TX: self._intake_tx,
             "failures": self._failures,
             ISOLATED: self._isolated,
             RECURRING: self._recurring,
@@ -72,7 +89,7 @@ class Begin:
         if self._settings.store_kind != "kafka":
             own[SAVING] = self._saving
         if waking:
-            own["redelivery"] = partial(self._redelivery, waking)
+            own[REDELIVERY] = partial(self._redelivery, waking)
         if notice:
             own[NOTICES] = partial(self._notices, notice)
         return own | {
@@ -80,63 +97,94 @@ class Begin:
             for cluster in self._settings.clusters
         }
 
+    def moved(self) -> dict[str, str]:
+        """Return the queries that read a topic which was created again since, and which it is.
+
+        To be asked now and then: what Kafka would forget is kept with it.
+        """
+        self._start.keep()
+        return self._checkpoints.moved()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._offsets.close()
+
     def _lanes(self) -> StreamingQuery:
         recover = partial(recover_lanes, self._spark, self._settings, self._written[None])
+        self._checkpoints.open("lanes", [self._names.lanes])
         self._recover("lanes", [self._names.lanes], recover)
         return start_real_time(lanes(self._spark, self._settings), self._settings, "lanes")
 
-    def _intake(self, name: str) -> StreamingQuery:
+    def _intake(self) -> StreamingQuery:
+        return self._take_in(INTAKE, self._start.begin())
+
+    def _intake_tx(self) -> StreamingQuery:
+        # It is of duetime's own contract: no other service has delivered what is there.
+        self._checkpoints.open(INTAKE_TX, [self._names.transactional])
+        return self._take_in(INTAKE_TX, None)
+
+    def _take_in(self, name: str, starting: Mapping[Place, int] | None) -> StreamingQuery:
+        """Begin an intake query; without a checkpoint, from where it is `starting`."""
         spark, settings, intake = self._spark, self._settings, Intake(self._settings)
-        recover = partial(recover_intake, spark, settings, self._written[None], intake, name)
+        recover = partial(
+            recover_intake, spark, settings, self._written[None], intake, name, starting=starting
+        )
         self._recover(name, intake_topics(settings, name), recover)
-        rows = intake.rows(intake_records(spark, settings, name))
+        rows = intake.rows(intake_records(spark, settings, name, starting=starting))
         return start_real_time(rows, settings, name)
 
     def _outbox(self, cluster: str) -> StreamingQuery:
         spark, settings, name = self._spark, self._settings, query_name(cluster)
         self._destinations[cluster].refresh()
         recover = partial(recover_outbox, spark, settings, self._written[cluster], cluster)
+        self._checkpoints.open(name, [self._names.outbox(cluster)])
         self._recover(name, [self._names.outbox(cluster)], recover)
         return start_real_time(outbox(spark, settings, cluster), settings.at(cluster), name)
 
     def _failures(self) -> StreamingQuery:
-        failed = self._in_batches(self._names.failed)
+        failed = self._in_batches("failures", self._names.failed)
         written, begun_ms = self._written[None], self._clock.now_ms()
         handle = failures(self._settings, self._destinations, written, begun_ms)
         return start_micro_batches(failed, handle, self._settings, "failures")
 
     def _isolated(self) -> StreamingQuery:
-        records = self._in_batches(self._names.isolated, most=ISOLATED_BATCH)
+        records = self._in_batches(ISOLATED, self._names.isolated, most=ISOLATED_BATCH)
         begun_ms = self._clock.now_ms()
         handle = Isolated(self._settings, self._destinations, self._written, begun_ms)
         return start_micro_batches(records, handle, self._settings, ISOLATED)
 
     def _recurring(self) -> StreamingQuery:
-        said = self._in_batches(self._names.recurring, most=RECURRING_BATCH)
+        said = self._in_batches(RECURRING, self._names.recurring, most=RECURRING_BATCH)
         written, begun_ms = self._written[None], self._clock.now_ms()
         handle = Recurring(self._spark, self._settings, self._destinations, written, begun_ms)
         return start_micro_batches(said, handle, self._settings, RECURRING)
 
     def _saving(self) -> StreamingQuery:
+        self._checkpoints.open(SAVING, [self._names.store])
         waiting = on_their_way(self._spark, self._settings)
         written, begun_ms = self._written[None], self._clock.now_ms()
         handle = saving(self._spark, self._settings, written, begun_ms)
         return start_micro_batches(waiting, handle, self._settings, SAVING, SAVING_EVERY)
 
     def _notices(self, handle: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        told = self._in_batches(self._settings.aerospike_topic)
+        told = self._in_batches(NOTICES, self._settings.aerospike_topic)
         return start_micro_batches(told, handle, self._settings, NOTICES, notices.EVERY)
 
     def _redelivery(self, waking: Waking) -> StreamingQuery:
         # Here, because they need pandas, which takes a second, and most pipelines have no queues.
         from duetime.pipeline.redelivery import Redelivery  # noqa: PLC0415
-        from duetime.pipeline.tracker import tracked  # noqa: PLC0415
+        from duetime.pipeline.tracker import tracked, tracked_topics  # noqa: PLC0415
 
+        topics = tracked_topics(self._settings)
+        self._checkpoints.open(REDELIVERY, topics, _torn_state(self._tracking))
         handle = Redelivery(self._spark, self._settings, self._written[None], waking)
         found = tracked(self._spark, self._settings)
-        return start_micro_batches(found, handle, self._settings, "redelivery", REDELIVERY_EVERY)
+        query = start_micro_batches(found, handle, self._settings, REDELIVERY, REDELIVERY_EVERY)
+        self._tracking = query
+        return query
 
-    def _in_batches(self, topic: str, most: int = ALL) -> DataFrame:
+    def _in_batches(self, name: str, topic: str, most: int = ALL) -> DataFrame:
+        self._checkpoints.open(name, [topic])
         batch = min(self._settings.batch_records, most)
         return read_stream(self._spark, self._settings, [topic], batch=batch)
 
@@ -148,3 +196,11 @@ class Begin:
             taken_s = time.monotonic() - begun_s
             RECOVERY_SECONDS.labels(name).set(taken_s)
             log.info("recovered query=%s seconds=%.1f", name, taken_s)
+
+
+def _torn_state(before: StreamingQuery | None) -> list[str]:
+    """Return why a query cannot go on from what it remembers, if its last run says so."""
+    if before is None or before.lastProgress is not None:
+        return []
+    is_torn = NO_STATE in str(before.exception())
+    return ["what the query remembers cannot be read"] if is_torn else []

@@ -58,6 +58,7 @@ from duetime.pipeline.refusals import (
 )
 from duetime.pipeline.routing import Routes
 from duetime.pipeline.rows import SinkRow, Waiting
+from duetime.stores.places import Place
 from duetime.topics import TopicNames
 
 #: What the queries, their producers and the directories of their offsets are called.
@@ -76,11 +77,25 @@ def intake_topics(settings: Settings, name: str) -> list[str]:
 
 
 def intake_records(
-    spark: SparkSession, settings: Settings, name: str, *, batch: int | None = None
+    spark: SparkSession,
+    settings: Settings,
+    name: str,
+    *,
+    batch: int | None = None,
+    starting: Mapping[Place, int] | None = None,
 ) -> DataFrame:
-    """The topics of the query of this name as an endless read."""
-    topics, committed_only = intake_topics(settings, name), name == INTAKE_TX
-    return read_stream(spark, settings, topics, batch=batch, committed_only=committed_only)
+    """The topics of the query of this name as an endless read.
+
+    Without a checkpoint, from where it is `starting`.
+    """
+    return read_stream(
+        spark,
+        settings,
+        intake_topics(settings, name),
+        batch=batch,
+        committed_only=name == INTAKE_TX,
+        starting=starting,
+    )
 
 
 def envelopes(settings: Settings) -> dict[str, tuple[str, Canonical]]:

@@ -1,7 +1,7 @@
 """Spark's Kafka source and sink, with the options that matter, each with its reason."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
@@ -11,6 +11,7 @@ from duetime.config import Settings
 from duetime.connection import spark_properties
 from duetime.errors import DuetimeError, words
 from duetime.stores import OffsetRange
+from duetime.stores.places import Place
 from duetime.topics import OVERHEAD_BYTES
 
 #: A row of Spark's Kafka source, with its headers.
@@ -38,22 +39,23 @@ ALL = 2**62
 ISOLATION = {True: "read_committed", False: "read_uncommitted"}
 
 
-def read_stream(
+def read_stream(  # noqa: PLR0913 (each by its name)
     spark: SparkSession,
     settings: Settings,
     topics: Sequence[str],
     *,
     batch: int | None = None,
     committed_only: bool = False,
+    starting: Mapping[Place, int] | None = None,
 ) -> DataFrame:
     """An endless read of whole topics: Spark's Kafka columns, headers included.
 
     In real time, or in batches of so many records at most. A query without a checkpoint starts at
-    the earliest record, so that nothing sent is passed over.
+    the earliest record, so that nothing sent is passed over; or where each partition is `starting`.
     """
     options = spark_properties(settings) | {
         "subscribe": ",".join(topics),
-        "startingOffsets": "earliest",
+        "startingOffsets": _starting(topics, starting),
         "includeHeaders": "true",
         # Records that retention removed while the query was down are gone: go on with the rest.
         # `duetime topics` refuses settings under which this would happen unseen.
@@ -71,6 +73,16 @@ def read_stream(
         # Real-time mode refuses it.
         options["maxOffsetsPerTrigger"] = str(batch)
     return spark.readStream.format("kafka").options(**options).load()
+
+
+def _starting(topics: Sequence[str], offsets: Mapping[Place, int] | None) -> str:
+    if offsets is None:
+        return "earliest"
+    by_topic: dict[str, dict[str, int]] = {}
+    for (topic, partition), at in offsets.items():
+        if topic in topics:
+            by_topic.setdefault(topic, {})[str(partition)] = at
+    return json.dumps(by_topic)
 
 
 def read_ranges(

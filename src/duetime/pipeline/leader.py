@@ -186,6 +186,7 @@ class Leader:
             waking = Waking(means.settings, means.clock)
             self._start([waking])
         begin = Begin(means.spark, means.settings, means.written, means.destinations, means.clock)
+        self._to_stop.callback(begin.close)
         return Queries(
             begin.all(notice, waking),
             refresh=means.destinations[None].refresh,
@@ -193,6 +194,7 @@ class Leader:
             blame=means.isolation.blame,
             elsewhere=[query_name(cluster) for cluster in means.settings.clusters],
             growth=Growth(partitions=self._partitions, drain=self._drain),
+            moved=begin.moved,
         )
 
     def _beside(self) -> Iterator[Beside]:

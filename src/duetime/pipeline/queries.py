@@ -91,6 +91,7 @@ class Queries:
         blame: Callable[[Exception], object],
         elsewhere: Collection[str] = (),
         growth: Growth | None = None,
+        moved: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """`begin` has how each is started, by its name; `refresh` is called before that.
 
@@ -99,7 +100,8 @@ class Queries:
         `given_up` says how many records a query's producer could not deliver: Spark asks for that
         with the next record, and an idle query would not fail for minutes. Those that deliver
         `elsewhere` are named: nothing here waits for them. Without `growth`, no topic gets more
-        partitions.
+        partitions. `moved` has the queries that read a topic which was created again since they
+        were begun, and which: they would skip records.
         """
         self._running = [Running(name, each) for name, each in begin.items()]
         for name in begin:
@@ -110,6 +112,7 @@ class Queries:
         self._blame = blame
         self._elsewhere = elsewhere
         self._growth = growth or Growth(partitions=lambda _: {}, drain=lambda _: None)
+        self._moved = moved
         self._stopping = threading.Event()
         # At once, because each takes seconds in a JVM that has just been started.
         self._pool = ThreadPoolExecutor(len(self._running), thread_name_prefix="begin")
@@ -137,6 +140,7 @@ class Queries:
 
     def look_around(self, visit: Visit) -> None:
         """Start what has failed again, after a pause that the others do not make; visit others."""
+        moved = self._moved()
         for running in self._running:
             if running.is_beginning:
                 continue
@@ -148,6 +152,11 @@ class Queries:
             elif running.query and self._given_up(running.name) > running.given_up:
                 _stopped(running.query)
                 self._put_off(running, DuetimeError("records could not be delivered in time"))
+            elif running.query and running.name in moved:
+                _stopped(running.query)
+                topic = moved[running.name]
+                error = DuetimeError(f"topic {topic} was created again while it was read")
+                self._put_off(running, error)
             elif running.query and self._has_more_partitions(running):
                 running.beginning = self._pool.submit(self._begin_again, running)
             elif running.query:

@@ -5,6 +5,7 @@ again after a crash, and after a plain stop too. Here that is done once, in batc
 written already. Each batch is committed, so that a crash meanwhile costs no more than one.
 """
 
+from collections.abc import Mapping
 from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,13 +21,23 @@ from duetime.pipeline.kafka import handle_what_is_there, write_batch
 from duetime.pipeline.lanes import lane_records, looked_at_again
 from duetime.pipeline.refusals import asks_to_cancel
 from duetime.pipeline.written import Sieve, Written, identified, scope, scope_of_waiting
+from duetime.stores.places import Place
 from duetime.topics import TopicNames
 
 
-def recover_intake(
-    spark: SparkSession, settings: Settings, written: Written, intake: Intake, name: str = INTAKE
+def recover_intake(  # noqa: PLR0913 (what the query itself takes, and what is written)
+    spark: SparkSession,
+    settings: Settings,
+    written: Written,
+    intake: Intake,
+    name: str = INTAKE,
+    *,
+    starting: Mapping[Place, int] | None = None,
 ) -> None:
-    """Take in what is there for the query of this name, without what was taken in before."""
+    """Take in what is there for the query of this name, without what was taken in before.
+
+    Without a checkpoint, from where it is `starting`.
+    """
     following = written.following()
     cancels: DataFrame | None = None
 
@@ -52,7 +63,8 @@ def recover_intake(
         write_batch(intake.routed(heard), settings, "recover")
         reach(Point.RECOVER_SENT)
 
-    records = intake_records(spark, settings, name, batch=settings.batch_records)
+    batch = settings.batch_records
+    records = intake_records(spark, settings, name, batch=batch, starting=starting)
     handle_what_is_there(records, handle, settings, name)
 
 

@@ -56,15 +56,19 @@ KEY_BYTES, START_BYTES = 12, 9
 
 def tracked(spark: SparkSession, settings: Settings) -> DataFrame:
     """FOUND, in batches without end. Runs in executors; the following in their Python."""
-    topics = [own.markers_topic(name) for name, own in settings.queues.items()]
-    # What wakes the query is no marker, and goes no further.
-    topics.append(TopicNames(settings).wake)
-    records = read_stream(spark, settings, topics, batch=ALL)
+    records = read_stream(spark, settings, tracked_topics(settings), batch=ALL)
     markers = records.transform(_markers, settings)
     schema = ", ".join(f"{name} {kind}" for name, kind in FOUND.items())
     return markers.groupBy("topic", "partition").applyInPandasWithState(
         _follow, schema, REMEMBERED, "update", GroupStateTimeout.ProcessingTimeTimeout
     )
+
+
+def tracked_topics(settings: Settings) -> list[str]:
+    """Return the topics that the query reads."""
+    markers = [own.markers_topic(name) for name, own in settings.queues.items()]
+    # What wakes the query is no marker, and goes no further.
+    return [*markers, TopicNames(settings).wake]
 
 
 def _markers(records: DataFrame, settings: Settings) -> DataFrame:

@@ -8,7 +8,7 @@ turn missed.
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from duetime.config import Settings
@@ -16,6 +16,7 @@ from duetime.errors import KafkaError, words
 from duetime.message import MessageId
 from duetime.stores import ANY_TIME, DueTimes, Found, OffsetRange, Pending
 from duetime.stores.keeping import Keeping
+from duetime.stores.logs import LogNote, belongs, is_same_topic
 from duetime.stores.offsets import Offsets
 from duetime.stores.places import Place, WheelPlaces
 from duetime.stores.reader import WheelReader
@@ -35,13 +36,14 @@ class KafkaStore:
         self._places = WheelPlaces(settings)
         self._offsets = Offsets(settings, TopicNames(settings).release_group)
         self._reader = WheelReader(settings, self._offsets)
-        notes = self._offsets.notes(self._places.all())
-        self._settled = self._load(notes)
-        #: What the last run had taken up and not settled, and since when. Another tool may have
-        #: written any note when it set the offset.
-        self._begun = {place: int(note) for place, note in notes.items() if note.isdecimal()}
+        self._settled: dict[Place, int] = {}
+        #: What the last run had taken up and not settled, and since when.
+        self._begun: dict[Place, int] = {}
+        #: Of which topic what is settled is: one that is created again has another id.
+        self._topic_ids: dict[Place, str] = {}
         self._claimed: set[Place] = set()
         self._lock = threading.Lock()
+        self._load()
 
     @property
     def levels(self) -> int:
@@ -76,20 +78,26 @@ class KafkaStore:
             for each in claims
         }
         starts = {(each.topic, each.partition): each.start for each in claims}
-        self._offsets.commit(starts, {place: str(at_ms) for place, at_ms in begun.items()})
+        self._offsets.commit(starts, self._notes(starts, begun))
         with self._lock:
             self._begun |= begun
 
     def settle(self, claims: Iterable[OffsetRange]) -> None:
         """Commit, then free. What a crash between the two leaves, the next start frees."""
         ends = {(each.topic, each.partition): each.end for each in claims}
-        self._offsets.commit(ends)
+        # What is freed of another topic would be messages that nobody has read.
+        other = self._of_other_topics(ends)
         with self._lock:
-            self._settled |= ends
+            self._claimed -= other
+        self._rewind(other)
+        settled = {place: end for place, end in ends.items() if place not in other}
+        self._offsets.commit(settled, self._notes(settled))
+        with self._lock:
+            self._settled |= settled
             self._claimed -= ends.keys()
-            for place in ends:
+            for place in settled:
                 self._begun.pop(place, None)
-        self._keeping.free(ends, self._offsets.delete_before)
+        self._keeping.free(settled, self._offsets.delete_before)
 
     def give_up(self, claims: Iterable[OffsetRange]) -> None:
         """Drop the claim: rescue finds what it held."""
@@ -125,18 +133,90 @@ class KafkaStore:
         """Every partition of the wheel."""
         return self._places.all()
 
-    def _load(self, notes: Mapping[Place, str]) -> dict[Place, int]:
-        """Where each partition goes on.
+    def _load(self) -> None:
+        """Find where each partition goes on.
 
-        Committed anew, because offsets expire that are not, and where nothing is yet: so what
-        someone else removes from then on is noticed. What a crash has left settled is freed.
+        That is committed again, because offsets expire that are not, and where nothing is yet: so
+        what someone else removes from then on is noticed. What a crash has left settled is freed.
         """
         places = self._places.all()
-        committed, starts = self._offsets.committed(places), self._offsets.starts(places)
-        self._offsets.commit(starts | committed, notes)
+        commits, starts = self._offsets.commits(places), self._offsets.starts(places)
+        ends, ids = self._offsets.ends(places), self._ids_of(places)
+        other = [
+            place for place, one in commits.items() if not belongs(one, ends[place], ids.get(place))
+        ]
+        committed = {place: one.offset for place, one in commits.items() if place not in other}
+        for place in committed:
+            begun_ms = LogNote.parse(commits[place].note).begun_ms
+            if begun_ms is not None:
+                self._begun[place] = begun_ms
+        self._topic_ids = ids
+        kept = {place: at for place, at in (starts | committed).items() if place not in other}
+        self._offsets.commit(kept, self._notes(kept, self._begun))
         self._offsets.delete_before(committed)
         _tell_removed(committed, starts)
-        return {place: max(committed.get(place, 0), start) for place, start in starts.items()}
+        self._settled = {
+            place: max(committed.get(place, 0), start) for place, start in starts.items()
+        }
+        self._rewind(other)
+
+    def _rewind(self, places: Collection[Place]) -> None:
+        """Go on from the start of these logs, where an offset of another log was settled.
+
+        What is there is read back, as if it had been taken up when it was appended: some of it may
+        have been, before the log lost its end.
+        """
+        if not places:
+            return
+        starts, ids = self._offsets.starts(places), self._ids_of(places)
+        first_ms = self._offsets.first_appended_ms(places)
+        with self._lock:
+            # What is claimed meanwhile is looked at when it is settled.
+            starts = {place: at for place, at in starts.items() if place not in self._claimed}
+            begun = {place: first_ms[place] for place in starts if first_ms[place] >= 0}
+            self._keeping.forget(starts)
+            self._settled |= starts
+            self._topic_ids |= {place: one for place, one in ids.items() if place in starts}
+            for place in starts:
+                self._begun.pop(place, None)
+            self._begun |= begun
+        self._offsets.commit(starts, self._notes(starts, begun))
+        for topic in sorted({topic for topic, _ in starts}):
+            log.error(
+                "the log ends before what is settled, or the topic was created again: reading it "
+                "from its start, without what was delivered before; see whether the brokers lost "
+                "records topic=%s partitions=%d",
+                topic,
+                sum(place[0] == topic for place in starts),
+            )
+
+    def _of_other_topics(self, places: Iterable[Place]) -> set[Place]:
+        """Return those whose topic is not the one that was settled."""
+        ids = self._ids_of(places)
+        with self._lock:
+            return {
+                place
+                for place, one in ids.items()
+                if not is_same_topic(self._topic_ids.get(place), one)
+            }
+
+    def _ids_of(self, places: Iterable[Place]) -> dict[Place, str]:
+        """Return the topic id of each partition, where brokers give topics ids."""
+        wanted = list(places)
+        ids = self._offsets.topic_ids(topic for topic, _ in wanted)
+        return {place: ids[place[0]] for place in wanted if place[0] in ids}
+
+    def _notes(
+        self, places: Iterable[Place], begun: Mapping[Place, int] = MappingProxyType({})
+    ) -> dict[Place, str]:
+        """Return the note for a commit of each partition."""
+        with self._lock:
+            return {
+                place: LogNote(
+                    topic_id=self._topic_ids.get(place), begun_ms=begun.get(place)
+                ).text()
+                for place in places
+            }
 
     def _due_times(self, places: Iterable[Place], now_ms: int) -> dict[Place, DueTimes]:
         """When what is overdue was due, which is told: it is taken up without it, too."""
@@ -166,7 +246,9 @@ class KafkaStore:
     def _lagging(self) -> dict[Place, int]:
         with self._lock:
             free = [place for place in self._settled if place not in self._claimed]
-        ends = self._offsets.ends(free)
+        ends, other = self._offsets.ends(free), self._of_other_topics(free)
+        other |= {place for place, end in ends.items() if end < self._settled[place]}
+        self._rewind(other)
         return {place: end for place, end in ends.items() if end > self._settled[place]}
 
     def _claim(

@@ -1,7 +1,7 @@
 """What is of no more use is not freed while somebody reads back: it tells where messages went."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from duetime.stores.places import Place
@@ -32,6 +32,12 @@ class Keeping:
         finally:
             with self._lock:
                 self._readers -= 1
+
+    def forget(self, places: Iterable[Place]) -> None:
+        """Drop what was put off for these partitions: their logs are other ones now."""
+        with self._lock:
+            for place in places:
+                self._put_off.pop(place, None)
 
     def free(self, offsets: Mapping[Place, int], free: Free) -> None:
         """Free what is before these offsets, and what was put off; or put it off until later."""

@@ -30,6 +30,7 @@ from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.errors import KafkaError, words
 from duetime.stores import OffsetRange
+from duetime.stores.logs import NO_ID, Commit, describe_topic_ids
 from duetime.stores.places import Place
 
 log = logging.getLogger(__name__)
@@ -132,14 +133,46 @@ class Offsets:
         found = answer(lambda: self._ask(wanted, ISOLATION[False])) if wanted else {}
         return {place: one.timestamp for place, one in found.items()}
 
+    def last_ms(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return the latest timestamp in each, epoch ms; -1 where there is no record."""
+        wanted = {TopicPartition(*place): OffsetSpec.max_timestamp() for place in places}
+        found = answer(lambda: self._ask(wanted, ISOLATION[False])) if wanted else {}
+        return {place: one.timestamp for place, one in found.items()}
+
     def committed(self, places: Iterable[Place]) -> dict[Place, int]:
         """What the group has committed; without those where it has not, or not for very long."""
-        return {place: one.offset for place, one in self._commits(places).items()}
+        return {place: one.offset for place, one in self.commits(places).items()}
+
+    def commits(self, places: Iterable[Place]) -> dict[Place, Commit]:
+        """Return what the group has committed, with the note, where it has."""
+        asked = [TopicPartition(topic, partition) for topic, partition in places]
+        if not asked:
+            return {}
+        answers = answer(lambda: self._consumer.committed(asked, timeout=TIMEOUT_S))
+        for one in answers:
+            if one.error is not None:
+                raise _failed(one.error)
+        return {
+            (one.topic, one.partition): Commit(one.offset, one.metadata or "")
+            for one in answers
+            if one.offset >= 0
+        }
 
     def notes(self, places: Iterable[Place]) -> dict[Place, str]:
         """What was noted with the commits, where something was."""
-        found = self._commits(places)
-        return {place: one.metadata for place, one in found.items() if one.metadata}
+        return {place: one.note for place, one in self.commits(places).items() if one.note}
+
+    def topic_ids(self, topics: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, str]:
+        """Return the id of each topic, without those of brokers that give topics none."""
+        asked = set(topics)
+        found = answer(lambda: describe_topic_ids(self._admin, asked, timeout_s)) if asked else {}
+        return {topic: one for topic, one in found.items() if one != NO_ID}
+
+    def cluster_id(self) -> str | None:
+        """Return the id of the cluster."""
+        asked = answer(lambda: self._admin.describe_cluster(request_timeout=TIMEOUT_S).result())
+        found: str | None = asked.cluster_id
+        return found
 
     def commit(
         self, offsets: Mapping[Place, int], notes: Mapping[Place, str] = MappingProxyType({})
@@ -181,16 +214,6 @@ class Offsets:
         )
         found: TopicDescription = described[topic].result()
         return found
-
-    def _commits(self, places: Iterable[Place]) -> dict[Place, TopicPartition]:
-        asked = [TopicPartition(topic, partition) for topic, partition in places]
-        if not asked:
-            return {}
-        answers = answer(lambda: self._consumer.committed(asked, timeout=TIMEOUT_S))
-        for one in answers:
-            if one.error is not None:
-                raise _failed(one.error)
-        return {(one.topic, one.partition): one for one in answers if one.offset >= 0}
 
     def _list(
         self, places: Iterable[Place], spec: OffsetSpec, *, committed_only: bool = False

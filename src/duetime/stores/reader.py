@@ -12,6 +12,7 @@ from duetime.config import Settings
 from duetime.message import MessageId
 from duetime.stores import Found, OffsetRange, Pending
 from duetime.stores.listing import Listing, Stretch
+from duetime.stores.logs import belongs
 from duetime.stores.offsets import Offsets
 from duetime.stores.places import Place, WheelPlaces
 from duetime.stores.records import Entry, RangeReader
@@ -116,7 +117,13 @@ class WheelReader:
 
     def _waiting(self, places: list[Place]) -> dict[Place, tuple[int, int]]:
         """The offsets between which records wait, where some do."""
-        committed, ends = self._offsets.committed(places), self._offsets.ends(places)
+        commits, ends = self._offsets.commits(places), self._offsets.ends(places)
+        ids = self._offsets.topic_ids(topic for topic, _ in places)
+        committed = {
+            place: commit.offset
+            for place, commit in commits.items()
+            if belongs(commit, ends[place], ids.get(place[0]))
+        }
         lagging = [place for place in places if ends[place] > committed.get(place, 0)]
         starts = {
             place: max(start, committed.get(place, 0))
