@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     IPvAnyNetwork,
+    PrivateAttr,
     SecretStr,
     ValidationError,
     field_validator,
@@ -283,6 +284,9 @@ class Settings(Connection, BaseSettings):
         "`spark.driver.extraJavaOptions` are added to them",
     )
 
+    #: No setting: which term of the lead plans are made for; 0 outside of any. See `in_term`.
+    _term: int = PrivateAttr(0)
+
     @field_validator("store")
     @classmethod
     def _store_is_known(cls, store: SecretStr) -> SecretStr:
@@ -372,6 +376,17 @@ class Settings(Connection, BaseSettings):
         there = self.clusters[cluster]
         others = {name: getattr(there, name) for name in Connection.model_fields}
         return self.model_copy(update=others | {"namespace": f"{self.namespace}@{cluster}"})
+
+    @property
+    def term(self) -> int:
+        """The term of the lead for which plans are made with these settings; 0 outside of any."""
+        return self._term
+
+    def in_term(self, term: int) -> "Settings":
+        """Return the same settings for plans whose rows are sent only in this term of the lead."""
+        settings = self.model_copy()
+        settings._term = term  # noqa: SLF001 (its own class)
+        return settings
 
     def queue(self, topic: str) -> QueueSettings:
         """What is configured of a queue. Raises ConfigError."""

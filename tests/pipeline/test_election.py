@@ -3,14 +3,16 @@
 import os
 from contextlib import ExitStack
 from threading import Timer
+from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import TopicPartition
 from pyspark.errors import PySparkException
 from tests.conftest import eventually
 
 from duetime.clock import SystemClock
 from duetime.pipeline import leases
-from duetime.pipeline.election import Election, lease_is_held
+from duetime.pipeline.election import Election, lease_is_held, lease_name
 from duetime.pipeline.jvm import jvm
 from duetime.standing import RESCUES_TOLD, Rescue
 from duetime.status import status
@@ -108,23 +110,63 @@ def test_status_counts_what_waits_and_what_is_late(settings, wheel, now_ms):
     assert 2_000 < lag_ms < 5_000
 
 
-def test_the_rows_of_a_leader_that_steps_down_are_not_sent(settings, spark, join, monkeypatch):
+def leading(spark, join):
+    """A member that leads in its first term."""
     leader = join()
     leader.guard(jvm(spark))
     assert leader.wait()
-    rows = spark.range(1).where(lease_is_held(settings))
+    assert leader.term == 1
+    return leader
+
+
+def test_the_rows_of_a_leader_that_steps_down_are_not_sent(settings, spark, join, monkeypatch):
+    leader = leading(spark, join)
+    rows = spark.range(1).where(lease_is_held(settings.in_term(1)))
     eventually(lambda: rows.count() == 1)
+    assert leader.holds_lease()
     monkeypatch.setattr(leader, "_renew", lambda: None)
     leader._step_down()
     assert not leader.is_leading.is_set()
+    assert not leader.holds_lease()
     monkeypatch.setattr(leases, "WAITS_MS", (1,))
     with pytest.raises(PySparkException, match="the lead is lost"):
-        spark.range(1).where(lease_is_held(settings)).count()
+        spark.range(1).where(lease_is_held(settings.in_term(1))).count()
+
+
+def test_the_rows_of_an_older_term_are_not_sent_when_the_same_process_leads_again(
+    settings, spark, join, monkeypatch
+):
+    """The leader loses the lead and gets it back, while rows of its first term wait for a lease.
+
+    Another has led in between, and may have sent them.
+    """
+    monkeypatch.setattr(leases, "WAITS_MS", (1,))
+    old, new = (spark.range(1).where(lease_is_held(settings.in_term(term))) for term in (1, 2))
+    leader = leading(spark, join)
+    eventually(lambda: old.count() == 1)
+    # The group takes the partition away, and gives it back.
+    leader._step_down()
+    kept = SimpleNamespace(incremental_assign=list)
+    leader._assigned(kept, [TopicPartition(*leader._place)])
+    eventually(leader.is_leading.is_set)
+    assert new.count() == 1
+    with pytest.raises(PySparkException, match="the lead is lost"):
+        old.count()
+
+
+def test_a_leader_that_gets_its_jvm_later_holds_up_rows_from_then_on(settings, spark, join):
+    leader = join()
+    assert leader.wait()
+    name = lease_name(settings.in_term(leader.term))
+    leader._closing.set()
+    leader._thread.join()
+    leader.guard(jvm(spark))
+    assert int(jvm(spark).java.lang.System.getProperty(name)) > 0
 
 
 def test_a_row_waits_for_a_lease_that_is_renewed_late(settings, spark, monkeypatch):
     system = jvm(spark).java.lang.System
-    name = f"{settings.namespace}.lease"
+    name = lease_name(settings)
     # No sleep of ours: the lease begins in the middle of the row's own wait.
     system.setProperty(name, "0")
     monkeypatch.setattr(leases, "WAITS_MS", (1, 2_000))

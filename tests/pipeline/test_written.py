@@ -38,7 +38,7 @@ class Found:
         return None
 
 
-def record(place, later_ms=0, attempts=None):
+def record(place, later_ms=0, attempts=None, offset=5):
     """One of the message's records, appended so much later by the clock of its broker."""
     topic, partition = place
     state = f"1:::{attempts}" if attempts else "1"
@@ -47,7 +47,7 @@ def record(place, later_ms=0, attempts=None):
     headers = [(name, values[name].encode()) for name in WAITING_HEADERS if name in values]
     headers.insert(1, ("due-partition", None))
     stamped = datetime.now(UTC) + timedelta(milliseconds=later_ms)
-    return topic, partition, 5, stamped, None, b"x", headers
+    return topic, partition, offset, stamped, None, b"x", headers
 
 
 @pytest.fixture
@@ -91,7 +91,20 @@ def test_a_message_is_where_its_furthest_record_is_whatever_the_brokers_clocks_s
     assert is_left(after, stamped)
 
 
-def test_of_records_that_are_equally_far_the_later_one_is_the_latest(is_left):
-    first, second = record((FAILED, 0)), record((FAILED, 0), later_ms=100)
+def test_of_records_equally_far_in_two_partitions_the_later_one_is_the_latest(is_left):
+    first, second = record((FAILED, 0)), record((FAILED, 1), later_ms=100)
+    assert not is_left(first, second)
+    assert is_left(second, first)
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 1_900, 4_900])
+def test_in_one_partition_the_offset_decides_and_not_the_clock_of_its_leader(is_left, ahead_ms):
+    """The longest lane may be taken twice. Between the two its leader may move to a slower clock.
+
+    The record that is left is the one in flight: the other one is committed. If the timestamp
+    decided, the message would be dropped as if it had gone on.
+    """
+    longest = LANES, SETTINGS.ladder.lanes - 1
+    first, second = record(longest, later_ms=ahead_ms, offset=10), record(longest, offset=20)
     assert not is_left(first, second)
     assert is_left(second, first)

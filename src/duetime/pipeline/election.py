@@ -6,6 +6,10 @@ long as its session lasts; and for a little less than that it holds a lease, and
 
 A process may be paused at any instant (SIGSTOP, a long collection) and know nothing of it. So the
 lease is looked at by each row, last before the sink.
+
+Each term has a lease of its own, and a plan names the lease of the term that it was made in. A row
+that waits for the lease of an older term is never sent, even if the same process leads again:
+others may have led in between, and have sent it.
 """
 
 import json
@@ -54,9 +58,21 @@ LOOK_S = 0.1
 ANSWER_S = SESSION_S + 4.0
 
 
+def lease_name(settings: Settings) -> str:
+    """Return the name of the JVM's property with the lease of the settings' term.
+
+    Term 0 has no lease: what is planned outside of any term is not held up.
+    """
+    return f"{settings.namespace}.lease.{settings.term}"
+
+
 def lease_is_held(settings: Settings) -> Column:
-    """A filter for rows: true while we lead, waits a while for it otherwise, then raises."""
-    return held(_lease(settings), "the lead is lost: whoever leads next sends what is not sent yet")
+    """A filter for rows: true while we lead in the settings' term.
+
+    Otherwise it waits a while for the lease, then raises.
+    """
+    otherwise = "the lead is lost: whoever leads next sends what is not sent yet"
+    return held(lease_name(settings), otherwise)
 
 
 class Election:
@@ -83,6 +99,7 @@ class Election:
         self._since_ms = 0
         #: Until when the lease of this term is held, by the monotonic clock, in seconds.
         self._until_s = 0.0
+        self._extending = threading.Lock()
         self._consumer = Consumer(
             librdkafka_properties(settings)
             | {
@@ -110,7 +127,11 @@ class Election:
 
     def guard(self, jvm: Any) -> None:  # noqa: ANN401 (py4j's view of the JVM has no type)
         """From the first time that we lead, rows of this JVM are sent only while we do."""
-        self._jvm = jvm
+        with self._extending:
+            self._jvm = jvm
+            # We may lead already. Without the property, rows would pass until the next renewal.
+            if self.term:
+                self._tell_rows()
 
     def holds_lease(self) -> bool:
         """Return whether we may send at this instant, for what sends from Python."""
@@ -196,10 +217,10 @@ class Election:
         self.is_leading.clear()
 
     def _lease_until(self, instant_s: float) -> None:
-        self._until_s = instant_s
-        if self._jvm is not None:
-            hold(self._jvm, _lease(self._settings), instant_s)
+        with self._extending:
+            self._until_s = instant_s
+            if self._jvm is not None:
+                self._tell_rows()
 
-
-def _lease(settings: Settings) -> str:
-    return f"{settings.namespace}.lease"
+    def _tell_rows(self) -> None:
+        hold(self._jvm, lease_name(self._settings.in_term(self.term)), self._until_s)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -105,7 +106,7 @@ class Pipeline:
             to_stop.callback(self.spark.stop)
             to_stop.push(unless_started.pop_all())
         self._election.guard(jvm(self.spark))
-        self._means = self._meant_for_both()
+        self._means = self._meant_for_both(self._settings.in_term(self._next_term()))
         self._tally = Tally(self._settings)
         to_stop.callback(self._tally.close)
         to_stop.callback(self._step_down)
@@ -150,8 +151,11 @@ class Pipeline:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _meant_for_both(self) -> Means:
-        """What is needed to lead, kept ready by those who stand by."""
+    def _meant_for_both(self, settings: Settings) -> Means:
+        """What is needed to lead, kept ready by those who stand by.
+
+        `settings` are those of the term that comes next.
+        """
         self._fence = Fence(self.spark) if self._is_fenced else None
         clusters = (None, *self._settings.clusters)
         # Others than this one need not answer yet.
@@ -162,11 +166,11 @@ class Pipeline:
         isolation = Isolation(self._settings, destinations, sends)
         return Means(
             spark=self.spark,
-            settings=self._settings,
+            settings=settings,
             clock=self._clock,
             written=written,
             destinations=destinations,
-            turn=Turn(self.spark, self._settings, written[None], isolation),
+            turn=Turn(self.spark, settings, written[None], isolation),
             sends=sends,
             isolation=isolation,
             warm=self._warm,
@@ -199,8 +203,21 @@ class Pipeline:
             warm_up.drill(self._means.turn, until=self._election.is_leading)
             log.info("standing by")
 
+    def _next_term(self) -> int:
+        """Return the present term if we lead already, else the one in which we would lead."""
+        return self._election.term + (not self._election.is_leading.is_set())
+
+    def _prepare(self, term: int) -> None:
+        """Make the plans of this term, unless they are there: their rows look at its lease."""
+        means = self._means
+        if means.settings.term != term:
+            settings = self._settings.in_term(term)
+            turn = Turn(means.spark, settings, means.written[None])
+            self._means = replace(means, settings=settings, turn=turn)
+
     def _lead(self, first_s: float = 0.0) -> None:
         self._term = self._election.term
+        self._prepare(self._term)
         leader = Leader(self._means)
         leader.start(self._is_wanted, first_s)
         self._leader = leader
@@ -260,4 +277,6 @@ class Pipeline:
         leader.join()
         context.setLogLevel("ERROR")
         self._lead_s = time.monotonic() + REST_S
+        # While there is time: planning takes seconds.
+        self._prepare(self._next_term())
         log.info("standing by")

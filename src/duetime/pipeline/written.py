@@ -9,6 +9,8 @@ transactions, only reading; and no more than what was appended since the oldest 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -22,6 +24,9 @@ from duetime.pipeline.rows import waiting_record
 from duetime.stores.keeping import Keeping
 
 SIDES = ("written", "record")
+
+#: Records that agree in these columns are equally far, and in one partition.
+SAME_LOG = ("progress", "topic", "partition")
 
 #: How far the clocks of the machines may differ, in ms: so much earlier is read back.
 CLOCKS_MS = 5_000
@@ -200,7 +205,11 @@ def identified(records: DataFrame) -> DataFrame:
 
 def _is_behind() -> Column:
     """Whether the record is not the latest of its message: the latest is where the message is."""
-    # By their timestamps only where two records of one message are equally far.
     order = ("progress", *PLACE)
     written, record = (F.struct(*(f"{side}.{name}" for name in order)) for side in SIDES)
-    return written > record
+    same = [F.col(f"written.{each}") == F.col(f"record.{each}") for each in SAME_LOG]
+    # Within one partition the offset tells the order. Its timestamps may run backwards: a new
+    # leader's clock is another one. They decide only between records that are in different
+    # partitions and equally far.
+    by_offset = F.col("written.offset") > F.col("record.offset")
+    return F.when(reduce(and_, same), by_offset).otherwise(written > record)
