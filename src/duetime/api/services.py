@@ -14,6 +14,7 @@ from duetime.api.cancels import Cancels
 from duetime.api.dispatcher import Dispatcher
 from duetime.api.keys import Keys
 from duetime.api.rescheduled import Rescheduled
+from duetime.api.sharing import SharedWork
 from duetime.api.spool.errors import SpoolForeign
 from duetime.api.spool.file import Spool
 from duetime.api.spool.owner import owner_of
@@ -38,6 +39,7 @@ class Services:
     keys: Keys
     cancels: Cancels
     rescheduled: Rescheduled
+    shared: SharedWork
     watch: Watch
 
 
@@ -57,6 +59,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             keys=keys,
             cancels=Cancels(),
             rescheduled=Rescheduled(),
+            shared=SharedWork(),
             watch=watch,
         )
     reader.close()

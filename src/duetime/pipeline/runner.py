@@ -212,7 +212,7 @@ class Pipeline:
         means = self._means
         if means.settings.term != term:
             settings = self._settings.in_term(term)
-            turn = Turn(means.spark, settings, means.written[None])
+            turn = Turn(means.spark, settings, means.written[None], means.isolation)
             self._means = replace(means, settings=settings, turn=turn)
 
     def _lead(self, first_s: float = 0.0) -> None:
