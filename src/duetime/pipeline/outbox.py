@@ -19,8 +19,8 @@ from duetime.columns import now_ms
 from duetime.config import Settings
 from duetime.errors import Reason
 from duetime.pipeline.kafka import handle_what_is_there, read_stream, write_batch
-from duetime.pipeline.obstacles import is_reached
-from duetime.pipeline.routing import Routes
+from duetime.pipeline.obstacles import is_isolated, is_reached
+from duetime.pipeline.routing import KNOWN, Routes
 from duetime.pipeline.rows import SinkRow, Waiting, choose, waiting_record
 from duetime.pipeline.written import Written, identified, scope_of_waiting
 from duetime.topics import TopicNames
@@ -37,8 +37,9 @@ def outbox(spark: SparkSession, settings: Settings, cluster: str) -> DataFrame:
     # What was in time when it was sent here is in time a moment later.
     message = replace(waiting_record(), expires_ms=F.lit(None).cast("bigint"))
     known = _looked_up(outbox_records(spark, settings, cluster), settings, message)
-    raised = F.raise_error(F.concat(F.lit("cannot be forwarded: "), F.col("why.reason")))
-    passed = known.where(F.when(F.col("why").isNotNull(), raised.cast("boolean")).otherwise(True))
+    reason = F.coalesce(F.col("why.reason"), F.lit("its topic has refused a record"))
+    raised = F.raise_error(F.concat(F.lit("cannot be forwarded: "), reason))
+    passed = known.where(F.when(~_passes(), raised.cast("boolean")).otherwise(True))
     # What the producer holds when an outage begins is sent or given up in the end, and what comes
     # behind must not overtake it: it is held up here.
     return _forwarded(passed.where(is_reached(settings.at(cluster))), settings)
@@ -62,7 +63,7 @@ def recover_outbox(spark: SparkSession, settings: Settings, written: Written, cl
             known = _looked_up(left, settings, waiting_record())
             decided = known.coalesce(1).sortWithinPartitions("offset").localCheckpoint()
             write_batch(_returned(decided, settings), settings, "recover")
-            passed = decided.where("why is null")
+            passed = decided.where(_passes())
             write_batch(_forwarded(passed, settings), settings.at(cluster), "recover")
 
     records = outbox_records(spark, settings, cluster, batch=settings.batch_records)
@@ -75,10 +76,15 @@ def query_name(cluster: str) -> str:
 
 
 def _looked_up(records: DataFrame, settings: Settings, message: Waiting) -> DataFrame:
-    """Adds `why` it cannot be forwarded, struct<reason,detail>; null where it can."""
+    """Add `why` it cannot be forwarded, null where it can, and whether it is sent by itself."""
     routes = Routes(settings)
     known = records.select("*", routes.known(message.topic, message.cluster))
-    return known.select("*", _obstacle(routes, message).alias("why"))
+    by_itself = is_isolated(F.col(KNOWN)).alias("by_itself")
+    return known.select("*", _obstacle(routes, message).alias("why"), by_itself)
+
+
+def _passes() -> Column:
+    return F.col("why").isNull() & ~F.col("by_itself")
 
 
 def _obstacle(routes: Routes, message: Waiting) -> Column:
@@ -97,11 +103,12 @@ def _forwarded(records: DataFrame, settings: Settings) -> DataFrame:
 
 
 def _returned(records: DataFrame, settings: Settings) -> DataFrame:
-    """Rows for this one: what cannot be forwarded."""
+    """Rows for this one: what cannot be forwarded, or not with others."""
     routes, message, why = Routes(settings), waiting_record(), F.col("why")
     to: SinkRow = choose(
         (why["reason"] == str(Reason.UNREADABLE), routes.rejected(why["reason"], why["detail"])),
-        otherwise=routes.failed(message, why),
+        (why.isNotNull(), routes.failed(message, why)),
+        otherwise=routes.isolated(message),
     )
-    returned = records.where("why is not null").withColumnRenamed("why", "returned")
+    returned = records.where(~_passes()).withColumnRenamed("why", "returned")
     return routes.rows(returned, F.col("returned"), to)
