@@ -62,6 +62,8 @@ class Means:
     sends: ProducerMetrics
     #: Set once the process has warmed up.
     warm: Event
+    #: Whether we lead at this instant, for what is no row.
+    holds_lease: Callable[[], bool]
     #: What `written` reads is not freed meanwhile.
     keeping: Keeping
     #: None where a leader that is paused keeps its JVM.
@@ -114,8 +116,9 @@ class Leader:
             unless_started.pop_all()
 
     def look_around(self) -> None:
-        """Start what has failed again, and free what is of no more use."""
+        """Start what has failed again, free what is of no more use, and keep commits true."""
         self._queries.look_around(self._visit)
+        self._wheel.look_after(self._means.clock.now_ms())
 
     def told(self) -> dict[str, Any]:
         """What whoever asks for the state of the pipelines is told. From any thread.
@@ -140,7 +143,7 @@ class Leader:
 
     def _stores(self) -> list[Store[Any]]:
         """The wheel, and where else messages wait: what was left in the middle is read now."""
-        self._wheel = KafkaStore(self._settings, self._means.keeping)
+        self._wheel = KafkaStore(self._settings, self._means.keeping, self._means.holds_lease)
         self._to_stop.callback(self._wheel.close)
         store = open_store(self._settings)
         if store is None:

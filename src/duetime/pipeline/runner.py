@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +19,7 @@ from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.election import Election
 from duetime.pipeline.fence import Fence
 from duetime.pipeline.housekeeping import Tally
-from duetime.pipeline.jvm import ProducerMetrics, jvm
+from duetime.pipeline.jvm import ProducerMetrics, close_producers, drop_broken_producers, jvm
 from duetime.pipeline.kafka import REST_S
 from duetime.pipeline.leader import Leader, Means
 from duetime.pipeline.session import spark_session
@@ -102,8 +103,10 @@ class Pipeline:
             # The group takes a moment to answer, and Spark to start.
             self._election.start()
             self.spark = spark_session(self._settings, self._jars)
+            unless_started.pop_all()
             to_stop.callback(self.spark.stop)
-            to_stop.push(unless_started.pop_all())
+            # Whoever leads next reads back at once: nothing of ours may arrive after that.
+            to_stop.callback(self._election.close, settle=partial(close_producers, self.spark))
         self._election.guard(jvm(self.spark))
         self._means = self._meant_for_both(self._settings.in_term(self._next_term()))
         self._tally = Tally(self._settings)
@@ -170,6 +173,7 @@ class Pipeline:
             turn=Turn(self.spark, settings, written[None]),
             sends=ProducerMetrics(self.spark),
             warm=self._warm,
+            holds_lease=self._election.holds_lease,
             keeping=keeping,
             fence=self._fence,
         )
@@ -240,6 +244,10 @@ class Pipeline:
             self._leader.look_around()
         if time.monotonic() >= self._tell_s:
             try:
+                if broken := drop_broken_producers(self.spark):
+                    log.error(
+                        "producers replaced that could send nothing any more count=%d", broken
+                    )
                 self._tally.tell()
             finally:
                 # Counted from its end: while Kafka does not answer, each takes 10 s.
