@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
@@ -35,7 +37,9 @@ def by_name(checks):
 @pytest.mark.usefixtures("topics")
 def test_a_healthy_machine_passes_every_check(settings):
     checks = by_name(checkup(settings))
-    assert list(checks) == ["Java", "jars", "broker", "topics", "transactions", "clock"]
+    on_linux = ["network"] if sys.platform == "linux" else []
+    own = ["Java", "jars", "broker", "topics", "transactions", "clock"]
+    assert list(checks) == own + on_linux
     assert all(check.ok for check in checks.values())
     assert settings.bootstrap in checks["broker"].detail
 
@@ -112,3 +116,15 @@ def test_half_a_second_apart_is_near_enough(ahead_ms, error_ms):
 def test_more_than_that_or_no_telling_is_not(ahead_ms, error_ms):
     with pytest.raises(DuetimeError):
         verdict(Offset(ahead_ms=ahead_ms, error_ms=error_ms))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"), [("0", "8 times"), ("3", "3 times"), ("1", "one try")]
+)
+def test_how_long_a_request_that_was_cut_off_may_arrive_is_told(
+    setting, said, monkeypatch, tmp_path
+):
+    path = tmp_path / "tcp_orphan_retries"
+    path.write_text(f"{setting}\n")
+    monkeypatch.setattr(doctor, "ORPHAN_RETRIES", path)
+    assert said in doctor._network()

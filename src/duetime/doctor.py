@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message, Producer
 from confluent_kafka import KafkaError as BrokerError
@@ -35,6 +36,10 @@ LONG_MS = 10_000
 
 #: How far this machine's clock and the broker's may differ, in ms.
 MOST_APART_MS = 500
+
+
+#: How often Linux sends again what a closed connection has left; 0 is 8 times.
+ORPHAN_RETRIES = Path("/proc/sys/net/ipv4/tcp_orphan_retries")
 
 
 class Verdict(Enum):
@@ -76,6 +81,8 @@ def checkup(settings: Settings, clock: Clock | None = None) -> list[Check]:
         if settings.store_kind != "kafka":
             checks.append(_check("store", lambda: check_store(settings)))
         checks.append(_check("clock", lambda: _clock(settings, clock or SystemClock())))
+        if ORPHAN_RETRIES.exists():
+            checks.append(_check("network", _network))
     return checks
 
 
@@ -188,6 +195,17 @@ def _clock(settings: Settings, clock: Clock) -> str:
     if topic not in _cluster(settings).topics:
         raise ConfigError(f"clocks are compared by topic {topic}: create it with `duetime topics`")
     return verdict(clock_offset(settings, clock))
+
+
+def _network() -> str:
+    """Advice, and no fault: what it is about takes a network that was cut."""
+    tries = int(ORPHAN_RETRIES.read_text()) or 8
+    if tries == 1:
+        return "a request that was cut off is given up after one try (tcp_orphan_retries)"
+    return (
+        f"a request that was cut off is sent up to {tries} times, for a minute or two, and its "
+        "messages may come twice then: set net.ipv4.tcp_orphan_retries=1 where pipelines run"
+    )
 
 
 def _look(producer: Producer, topic: str, clock: Clock) -> Offset:

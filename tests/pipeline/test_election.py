@@ -6,6 +6,7 @@ from threading import Timer
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import TopicPartition
 from pyspark.errors import PySparkException
 from tests.conftest import eventually
@@ -43,6 +44,20 @@ def test_the_first_leads_and_keeps_it_when_others_come_and_the_next_leads_when_i
     assert not second.wait()
     assert first.is_leading.is_set()
     first.close()
+    assert second.is_leading.wait(PATIENCE_S)
+
+
+def test_who_leaves_waits_for_what_it_has_sent_before_another_may_lead(join):
+    first = join()
+    assert first.wait()
+    second, seen = join(), []
+
+    def settle():
+        seen.append((first.holds_lease(), second.is_leading.wait(2)))
+
+    first.close(settle)
+    # Nothing more was sent meanwhile, and nobody else led.
+    assert seen == [(False, False)]
     assert second.is_leading.wait(PATIENCE_S)
 
 
@@ -152,6 +167,25 @@ def test_the_rows_of_an_older_term_are_not_sent_when_the_same_process_leads_agai
     assert new.count() == 1
     with pytest.raises(PySparkException, match="the lead is lost"):
         old.count()
+
+
+@pytest.mark.parametrize(
+    ("answered", "is_renewed"),
+    [
+        (None, True),
+        # A standby stands still between asking to join and being told its assignment.
+        (BrokerError.REBALANCE_IN_PROGRESS, True),
+        (BrokerError.UNKNOWN_MEMBER_ID, False),
+        (BrokerError.ILLEGAL_GENERATION, False),
+        (BrokerError._TIMED_OUT, False),
+    ],
+)
+def test_the_lease_is_renewed_by_what_only_members_are_answered(settings, answered, is_renewed):
+    leader = Election(settings, SystemClock())
+    leader._committed = lambda _: answered and BrokerError(answered)
+    leader._renew()
+    assert leader.holds_lease() == is_renewed
+    leader.close()
 
 
 def test_a_leader_that_gets_its_jvm_later_holds_up_rows_from_then_on(settings, spark, join):

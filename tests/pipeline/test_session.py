@@ -27,3 +27,11 @@ def test_spark_knows_what_renames_the_files_of_a_directory(spark):
     name = defaults(Settings(), is_local=True)[MANAGER]
     assert spark.conf.get(MANAGER) == name
     assert spark._jvm.java.lang.Class.forName(name).getName() == name
+
+
+@pytest.mark.system
+def test_a_jvm_that_is_out_of_memory_ends_and_does_not_keep_the_lead(spark):
+    bean = "com.sun.management.HotSpotDiagnosticMXBean"
+    java = spark._jvm.java.lang
+    diagnostic = java.management.ManagementFactory.getPlatformMXBean(java.Class.forName(bean))
+    assert diagnostic.getVMOption("ExitOnOutOfMemoryError").getValue() == "true"

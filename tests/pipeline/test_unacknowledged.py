@@ -1,17 +1,24 @@
 """What is open in a partition of a queue, and what comes out."""
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duetime.errors import DuetimeError
 from duetime.pipeline.unacknowledged import (
     ENDED,
     GRACE_MS,
+    INT64,
     TIMED_OUT,
+    VERSION,
     Due,
     Marker,
     Unacknowledged,
 )
+
+INT64_BYTES = 8
 
 NUMBERS = st.integers(min_value=0, max_value=2**61)
 
@@ -71,3 +78,16 @@ def test_it_is_remembered_as_it_was(starts):
     again = Unacknowledged.decoded(unacknowledged.encoded())
     latest_ms = 2**63
     assert out(again, latest_ms) == out(unacknowledged, latest_ms)
+
+
+def test_what_was_remembered_before_there_were_versions_is_read():
+    unacknowledged, _ = follow((100, 7, 50), (101, 8, 50))
+    without_version = unacknowledged.encoded()[INT64_BYTES:]
+    assert out(Unacknowledged.decoded(without_version), 2**62) == out(unacknowledged, 2**62)
+    assert len(Unacknowledged.decoded(b"")) == 0
+
+
+def test_what_another_release_remembered_is_refused_and_not_misread():
+    later = array(INT64, [-(VERSION + 1), 7, 0, 100, 150, 1]).tobytes()
+    with pytest.raises(DuetimeError, match="saved by another release"):
+        Unacknowledged.decoded(later)

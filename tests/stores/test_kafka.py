@@ -1,4 +1,5 @@
 import logging
+import time
 from contextlib import closing
 
 import pytest
@@ -13,7 +14,9 @@ from duetime.local.broker import LocalBroker
 from duetime.stores import ANY_TIME, OffsetRange
 from duetime.stores.kafka import KafkaStore
 from duetime.stores.keeping import Keeping
+from duetime.stores.offsets import Offsets
 from duetime.stores.reader import WheelReader
+from duetime.topics import TopicNames
 
 pytestmark = pytest.mark.system
 
@@ -295,3 +298,62 @@ class Kept(Keeping):
 
     def free(self, *_):
         """Leave it."""
+
+
+DAY_S = 86_400
+
+
+def test_what_has_not_changed_is_committed_once_a_day(store, wheel, settings, now_ms, monkeypatch):
+    """Brokers forget what nobody commits for a week. Another tool's commit stands for that here."""
+    idle, busy = (now_ms + each * MINUTE for each in (20, 30))
+    places = [wheel._slot(each, None) for each in (idle, busy)]
+    for due_ms in (idle, busy):
+        wheel.message("orders", due_ms)
+    store.settle(store.due(settings.wheel.place(idle, now_ms)))
+    claims = store.due(settings.wheel.place(busy, now_ms))
+    store.begin(claims, now_ms)
+    group = Offsets(settings, TopicNames(settings).release_group)
+    group.commit(dict.fromkeys(places, 0))
+
+    store.look_after(now_ms)
+    assert group.committed(places) == dict.fromkeys(places, 0)
+    monkeypatch.setattr(store, "_recommit_s", time.monotonic() - 1)
+    store.look_after(now_ms)
+    # What is being worked on is left alone.
+    assert group.committed(places) == dict(zip(places, (1, 0), strict=True))
+    store.look_after(now_ms + DAY_S * SECOND)
+    store.settle(claims)
+    assert group.committed(places) == dict.fromkeys(places, 1)
+    group.close()
+
+
+def test_who_does_not_lead_any_more_notes_nothing(settings, wheel, now_ms):
+    """The group takes commits of anybody, also of a process that stood still between two lines."""
+    place = wheel._slot(now_ms + MINUTE, None)
+    wheel.message("orders", now_ms + MINUTE)
+    leads = [True]
+    store = KafkaStore(settings, may_commit=lambda: leads[0])
+    claims = store.due(settings.wheel.place(now_ms + MINUTE, now_ms))
+    leads[0] = False
+    for step in (lambda: store.begin(claims, now_ms), lambda: store.settle(claims)):
+        with pytest.raises(KafkaError, match="the lead is lost"):
+            step()
+    assert store._offsets.committed([place]) == {place: 0}
+    assert store._offsets.notes([place]) == {}
+    store.close()
+
+
+def test_what_is_begun_is_noted_anew_when_the_clock_is_set_back(store, wheel, settings, now_ms):
+    """What is sent after that is stamped earlier than it was begun, and would not be found."""
+    place = wheel._slot(now_ms + MINUTE, None)
+    wheel.message("orders", now_ms + MINUTE)
+    store.look_after(now_ms)
+    claims = store.due(settings.wheel.place(now_ms + MINUTE, now_ms))
+    store.begin(claims, now_ms)
+    store.look_after(now_ms + 10)
+    assert store._offsets.notes([place]) == {place: str(now_ms)}
+    store.look_after(now_ms - MINUTE)
+    assert store._offsets.notes([place]) == {place: str(now_ms - MINUTE)}
+    store.give_up(claims)
+    (again,) = store.overdue(now_ms + 100 * MINUTE)
+    assert again.begun_ms == now_ms - MINUTE

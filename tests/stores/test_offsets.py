@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError as BrokerError
 
 from duetime.errors import KafkaError
 from duetime.stores import offsets
-from duetime.stores.offsets import Offsets
+from duetime.stores.offsets import Offsets, Unreadable
 from duetime.topics import TopicNames
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("topics")]
@@ -61,4 +61,19 @@ def test_who_leads_now_is_asked_when_the_one_that_was_known_does_no_more(setting
 
     monkeypatch.setattr(asked, "_admin", refusing(BrokerError.FENCED_LEADER_EPOCH))
     assert asked.ends([place]) == {place: 0}
+    asked.close()
+
+
+def test_a_destination_without_a_leader_is_unreadable_and_holds_up_no_other(settings, monkeypatch):
+    partitions = [SimpleNamespace(id=0, leader="a node"), SimpleNamespace(id=1, leader=None)]
+    topic = SimpleNamespace(partitions=partitions, authorized_operations=None)
+    answer = Future()
+    answer.set_result(topic)
+    asked = Offsets(settings, "any")
+    admin = SimpleNamespace(describe_topics=lambda *_, **_options: {"orders": answer})
+    monkeypatch.setattr(asked, "_admin", admin)
+    monkeypatch.setattr(offsets, "TIMEOUT_S", 0.1)
+    assert asked.readable_places("orders") == [("orders", 0), ("orders", 1)]
+    with pytest.raises(Unreadable, match="no leader"):
+        asked.readable_places("orders", all_led=True)
     asked.close()

@@ -1,11 +1,13 @@
 """Brokers in trouble: a disk that is full for a while, and one of three that goes away."""
 
 import os
+import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 
 import pytest
 from tests.conftest import small_settings
@@ -13,7 +15,7 @@ from tests.system.conftest import Live
 from tests.system.test_restart import complete
 
 from duetime.admin import create_topics
-from duetime.bench.crash import pipeline_process
+from duetime.bench.crash import pipeline_process, send_signal
 from duetime.client import Producer
 from duetime.local.broker import LocalBroker
 from duetime.local.ports import free_port
@@ -118,7 +120,7 @@ def test_a_disk_that_is_full_for_a_while_loses_and_doubles_nothing(tmp_path):
 
 
 @contextmanager
-def three_brokers(directory):
+def three_brokers(directory, properties=MappingProxyType({})):
     """Three nodes of one cluster, each broker and controller."""
     names = range(1, BROKERS + 1)
     ports = {name: (free_port(), free_port()) for name in names}
@@ -129,6 +131,7 @@ def three_brokers(directory):
             directory / f"broker-{name}",
             port,
             REPLICATED
+            | dict(properties)
             | {
                 "node.id": str(name),
                 "controller.quorum.voters": voters,
@@ -163,4 +166,35 @@ def test_when_one_of_three_brokers_goes_away_each_message_comes_once(tmp_path):
         before = len(inbox.arrived)
         inbox.until(lambda: len(inbox.arrived) > before + 100, "some while it is away")
         brokers[0].start()
+        complete(live, topic, inbox, ids)
+
+
+#: A replica that stands still stays registered for longer than it does so.
+PATIENT = {"broker.session.timeout.ms": "60000"}
+
+#: How long it stands still, in seconds: longer than records are tried to be sent, and than what
+#: failed rests; shorter than until it is in sync no more.
+STALL_S = 40.0
+
+
+def test_when_a_replica_stalls_each_message_comes_once(tmp_path):
+    """Leaders append what is sent meanwhile, and neither acknowledge nor show it.
+
+    What is read back then must wait until it is shown. If it did not, it would send again what
+    comes to light when the replica goes on.
+    """
+    with three_brokers(tmp_path, PATIENT) as brokers, ExitStack() as closed:
+        bootstrap = ",".join(each.bootstrap for each in brokers)
+        live = closed.enter_context(cluster(bootstrap, tmp_path, replication_factor=BROKERS))
+        closed.enter_context(pipeline_process(live.settings))
+        client = closed.enter_context(Producer(live.settings))
+        topic = live.topic(partitions=3)
+        inbox = live.inbox_when_there(topic, partitions=3)
+        ids = schedule(client, topic, 2_000, over_s=60)
+        inbox.until(lambda: len(inbox.arrived) > 50, "the first")
+        client.flush()
+        send_signal(brokers[0].pid, signal.SIGSTOP)
+        closed.callback(send_signal, brokers[0].pid, signal.SIGCONT)
+        time.sleep(STALL_S)
+        send_signal(brokers[0].pid, signal.SIGCONT)
         complete(live, topic, inbox, ids)

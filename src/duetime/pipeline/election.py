@@ -142,13 +142,20 @@ class Election:
         self._answered.wait(ANSWER_S)
         return self.is_leading.is_set()
 
-    def close(self) -> None:
-        """Leave the group, so that another can lead at once."""
+    def close(self, settle: Callable[[], None] = lambda: None) -> None:
+        """Leave the group, so that another can lead at once.
+
+        `settle` is called before that, when no row is sent any more: it waits for what was sent.
+        """
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
         if self.broken is None:
-            leave(self._consumer)
+            try:
+                self._step_down()
+                settle()
+            finally:
+                leave(self._consumer)
 
     def _take_part(self) -> None:
         renew_s = 0.0
@@ -183,9 +190,16 @@ class Election:
             consumer.incremental_unassign(places)
 
     def _renew(self) -> None:
-        """Show that we are in the group, and hold the lease from before that on."""
+        """Show that we are in the group, and hold the lease from before that on.
+
+        That the group is waiting for its new assignment is an answer, too: the broker gives it to
+        members of the present generation only. With cooperative assignment nobody else can be given
+        the partition before we have given it back. So a standby that stands still while it joins
+        (the others wait 6 s for it) does not end the lease.
+        """
         begun_s = time.monotonic()
-        if error := self._committed(self._note()):
+        error = self._committed(self._note())
+        if error and error.code() != BrokerError.REBALANCE_IN_PROGRESS:
             # It ends by itself, if the group does not tell us sooner that we have lost it.
             log.warning("the lease is not renewed error=%s", error.str())
             return

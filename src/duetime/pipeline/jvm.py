@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from contextlib import suppress
 from subprocess import PIPE, TimeoutExpired
 from typing import IO, Any
 
@@ -16,6 +17,9 @@ from duetime.java import java_class
 
 #: What a call raises when the JVM is gone, or cannot do it: at first the one, then the other.
 JVM_ERRORS = (Py4JError, ConnectionError)
+
+#: The object that keeps the producers of all sinks, which belongs to Spark's connector.
+PRODUCERS = "org.apache.spark.sql.kafka010.producer.InternalKafkaProducerPool$"
 
 #: What Java says whenever Spark starts it, and nobody can act on.
 NOISE = b"WARNING: Using incubator modules"
@@ -87,6 +91,42 @@ def java_array(spark: SparkSession, *given: Any, of: str = "Object") -> Any:  # 
 def jvm_pid(spark: SparkSession) -> int:
     """The process id of the driver's JVM."""
     return int(java_class(jvm(spark), "java.lang.ProcessHandle").current().pid())
+
+
+def close_producers(spark: SparkSession) -> None:
+    """Close Spark's Kafka producers, which send or give up before what they hold.
+
+    A query that is stopped leaves its last rows to its producer, and does not wait for them. That
+    takes as long as Kafka takes to answer, up to `delivery.timeout.ms`. Whoever has one of these
+    producers still cannot send by it.
+    """
+    with suppress(*JVM_ERRORS):
+        java_class(jvm(spark), PRODUCERS).__getattr__("MODULE$").reset()
+
+
+def drop_broken_producers(spark: SparkSession) -> int:
+    """Let go of Kafka producers that can never send again; returns how many there were.
+
+    An idempotent producer whose credentials are refused while it asks for its id is broken for
+    good, and Spark keeps one for as long as it is used: each second. Whoever asks for it next gets
+    a new one. One that is in use at this instant is let go at a later call.
+    """
+    java = jvm(spark)
+    fields = java_class(java, "org.apache.commons.lang3.reflect.FieldUtils")
+    methods = java_class(java, "org.apache.commons.lang3.reflect.MethodUtils")
+    # Neither Spark nor Kafka has a public name for it.
+    pool = fields.readField(java_class(java, PRODUCERS).__getattr__("MODULE$"), "pool", True)
+    entries, broken = pool.getAsMap().values().iterator(), 0
+    while entries.hasNext():
+        entry = entries.next()
+        state = fields.readField(entry.producer().producer(), "transactionManager", True)
+        if state is not None and methods.invokeMethod(state, True, "hasFatalError"):
+            # Long ago: the pool closes what is not in use, under its own lock.
+            fields.writeField(entry, "_expireAt", 0, True)
+            broken += 1
+    if broken:
+        methods.invokeMethod(pool, True, "evictExpired")
+    return broken
 
 
 class ProducerMetrics:

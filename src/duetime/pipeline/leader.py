@@ -129,8 +129,9 @@ class Leader:
             unless_started.pop_all()
 
     def look_around(self) -> None:
-        """Start what has failed again, and free what is of no more use."""
+        """Start what has failed again, free what is of no more use, and keep commits true."""
         self._queries.look_around(self._visit)
+        self._wheel.look_after(self._means.clock.now_ms())
 
     def told(self) -> dict[str, Any]:
         """What whoever asks for the state of the pipelines is told. From any thread.
@@ -155,7 +156,7 @@ class Leader:
 
     def _stores(self) -> list[Store[Any]]:
         """The wheel, and where else messages wait: what was left in the middle is read now."""
-        self._wheel = KafkaStore(self._settings, self._means.keeping)
+        self._wheel = KafkaStore(self._settings, self._means.keeping, self._means.holds_lease)
         self._to_stop.callback(self._wheel.close)
         store = open_store(self._settings)
         if store is None:

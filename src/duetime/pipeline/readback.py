@@ -10,9 +10,11 @@ from pyspark.sql import functions as F
 
 from duetime.columns import header_map, header_text
 from duetime.config import Settings
+from duetime.errors import KafkaError
 from duetime.message import DUE_ERROR_SOURCE, DUE_ID, DUE_TOPIC
 from duetime.metrics import READ_BACK_RECORDS, READ_BACK_SECONDS
 from duetime.pipeline.kafka import read_ranges
+from duetime.pipeline.log_ends import log_ends
 from duetime.pipeline.progress import progress
 from duetime.pipeline.seen import Seen
 from duetime.stores import OffsetRange
@@ -22,6 +24,13 @@ from duetime.stores.places import Place
 from duetime.topics import TopicNames
 
 log = logging.getLogger(__name__)
+
+#: How long records are waited for that a replica has not yet, in seconds. By default it leaves the
+#: in-sync ones after at most 1.5 times 30 s (replica.lag.time.max.ms), and they are shown.
+VISIBLE_S = 60.0
+
+#: How often is looked whether it has, in seconds.
+LOOK_S = 0.5
 
 #: Where a record is.
 PLACE = ("timestamp", "topic", "partition", "offset")
@@ -66,8 +75,14 @@ class ReadBack:
         seen = seen or Seen()
         with self._keeping.reading():
             ends = self._ends(self._here, self._own_topics)
+            if behind := self._awaited(self._here, ends, seen):
+                (topic, partition), *_ = behind
+                raise KafkaError(
+                    f"topic {topic}, partition {partition} has records that its replicas do not "
+                    "have yet: see that its brokers are up and replicate"
+                )
             ranges = self._appended(self._here, ends, since_ms, seen.ends)
-            return self._looked(self._here, ranges, (), seen)
+            return self._looked(self._here, ranges, (), seen, ends)
 
     def destinations(
         self, topics: Sequence[str], since_ms: int, seen: Seen | None = None
@@ -75,10 +90,12 @@ class ReadBack:
         """Of what was appended to these destinations. Warns of those that cannot be read."""
         seen = seen or Seen()
         ends = self._ends(self._there, topics)
+        for topic, _ in self._awaited(self._there, ends, seen):
+            self._tell(topic, "it has records that its replicas do not have yet")
         ranges = self._appended(self._there, ends, since_ms, seen.ends)
         new = {place: end for place, end in ends.items() if place not in seen.ends}
         self._tell_removed(new, ranges)
-        return self._looked(self._there, ranges, topics, seen)
+        return self._looked(self._there, ranges, topics, seen, ends)
 
     def taken_in(self, topic: str, since_ms: int, seen: Seen | None = None) -> DataFrame | None:
         """What was sent to an intake topic, or one of our own, as Kafka's columns; or None.
@@ -112,14 +129,19 @@ class ReadBack:
             each.offsets.close()
 
     def _looked(
-        self, at: "Reach", ranges: Sequence[OffsetRange], destinations: Sequence[str], seen: Seen
+        self,
+        at: "Reach",
+        ranges: Sequence[OffsetRange],
+        destinations: Sequence[str],
+        seen: Seen,
+        ends: Mapping[Place, int],
     ) -> DataFrame | None:
         if ranges:
             begun_s = time.monotonic()
             records = sum(each.count for each in ranges)
             seen.add(self._ids(at, ranges, destinations), records)
-            seen.ends |= {_place(each): each.end for each in ranges}
             _tell_read(ranges, "destinations" if destinations else "own", begun_s)
+        seen.ends |= ends
         return seen.ids
 
     def _ids(
@@ -144,6 +166,25 @@ class ReadBack:
         """Where the partitions end of those topics that we may read."""
         return at.offsets.ends(place for topic in topics for place in self._readable(at, topic))
 
+    def _awaited(self, at: "Reach", ends: dict[Place, int], seen: Seen) -> list[Place]:
+        """Wait until readers are shown all that leaders have by now, and move `ends` there.
+
+        Returns the partitions where that takes too long. What was read before is not waited for:
+        what is behind that was sent by who reads back, and is acknowledged.
+        """
+        new = [place for place in ends if place not in seen.ends]
+        if not new or not at.offsets.is_replicated():
+            return []
+        logs = log_ends(self._spark, at.settings, at.offsets.leader_epochs(new))
+        until_s = time.monotonic() + VISIBLE_S
+        while behind := [place for place in logs if ends[place] < logs[place]]:
+            if time.monotonic() > until_s:
+                break
+            log.info("waiting for replicas partitions=%d", len(behind))
+            time.sleep(LOOK_S)
+            ends |= at.offsets.ends(behind)
+        return behind
+
     def _appended(
         self, at: "Reach", ends: Mapping[Place, int], since_ms: int, seen: Mapping[Place, int]
     ) -> list[OffsetRange]:
@@ -154,7 +195,9 @@ class ReadBack:
 
     def _readable(self, at: "Reach", topic: str) -> list[Place]:
         try:
-            return at.offsets.readable_places(topic)
+            # Without a leader of one of its own topics a query waits; a destination holds up none.
+            is_own = topic in self._own_topics
+            return at.offsets.readable_places(topic, all_led=not is_own)
         except Unreadable as error:
             self._tell(topic, str(error))
             return []

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +20,7 @@ from duetime.pipeline.election import Election
 from duetime.pipeline.fence import Fence
 from duetime.pipeline.housekeeping import Tally
 from duetime.pipeline.isolation import Isolation
-from duetime.pipeline.jvm import ProducerMetrics, jvm
+from duetime.pipeline.jvm import ProducerMetrics, close_producers, drop_broken_producers, jvm
 from duetime.pipeline.kafka import REST_S
 from duetime.pipeline.leader import Leader, Means
 from duetime.pipeline.session import spark_session
@@ -103,8 +104,10 @@ class Pipeline:
             # The group takes a moment to answer, and Spark to start.
             self._election.start()
             self.spark = spark_session(self._settings, self._jars)
+            unless_started.pop_all()
             to_stop.callback(self.spark.stop)
-            to_stop.push(unless_started.pop_all())
+            # Whoever leads next reads back at once: nothing of ours may arrive after that.
+            to_stop.callback(self._election.close, settle=partial(close_producers, self.spark))
         self._election.guard(jvm(self.spark))
         self._means = self._meant_for_both(self._settings.in_term(self._next_term()))
         self._tally = Tally(self._settings)
@@ -245,6 +248,10 @@ class Pipeline:
             self._leader.look_around()
         if time.monotonic() >= self._tell_s:
             try:
+                if broken := drop_broken_producers(self.spark):
+                    log.error(
+                        "producers replaced that could send nothing any more count=%d", broken
+                    )
                 self._tally.tell()
             finally:
                 # Counted from its end: while Kafka does not answer, each takes 10 s.

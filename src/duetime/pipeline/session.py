@@ -32,6 +32,9 @@ JVM_OPTIONS = (
     # Spark's generated code is new to the JVM at start and old after a minute: keep what was
     # compiled.
     "-XX:ReservedCodeCacheSize=256m",
+    # A thread of Kafka's that has met it may be gone, and the lead would be kept by a JVM
+    # that delivers nothing. A JVM that has ended is missed at once, and read back.
+    "-XX:+ExitOnOutOfMemoryError",
     # A turn's steps are one method of 16 KB, and by default the JVM compiles none over 8 KB.
     "-XX:-DontCompileHugeMethods",
 )

@@ -13,6 +13,8 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple, Self
 
+from duetime.errors import DuetimeError
+
 #: How long after its deadline a message is delivered again, in ms: an end marker that was written
 #: in time may be on its way, and offsets are looked up a moment before the time is.
 GRACE_MS = 250
@@ -25,6 +27,10 @@ ENDED = -1
 
 #: Signed 64-bit numbers, as `array` calls them.
 INT64 = "q"
+
+#: Of what is remembered, which begins with it as a negative number. Offsets, with which it began
+#: before there were versions, are not negative.
+VERSION = 1
 
 
 class Marker(NamedTuple):
@@ -106,13 +112,19 @@ class Unacknowledged:
 
     def encoded(self) -> bytes:
         """As it is remembered from batch to batch."""
-        return array(INT64, [each for one in self._begun.values() for each in one]).tobytes()
+        numbers = (each for one in self._begun.values() for each in one)
+        return array(INT64, [-VERSION, *numbers]).tobytes()
 
     @classmethod
     def decoded(cls, data: bytes) -> Self:
-        """What `encoded` gave."""
+        """What `encoded` gave. Raises DuetimeError where another release gave it."""
         numbers = array(INT64)
         numbers.frombytes(data)
+        if numbers and numbers[0] < 0 and (version := -numbers.pop(0)) != VERSION:
+            raise DuetimeError(
+                f"the tracker of queues was saved by another release (version {version}; this one "
+                f"knows {VERSION}): run that release, or remove `redelivery` from the checkpoint"
+            )
         width = len(Begun._fields)
         each = (Begun(*numbers[at : at + width]) for at in range(0, len(numbers), width))
         return cls({one.offset: one for one in each})

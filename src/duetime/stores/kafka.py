@@ -8,7 +8,8 @@ turn missed.
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from duetime.config import Settings
@@ -25,13 +26,29 @@ from duetime.wheel import Slot
 
 log = logging.getLogger(__name__)
 
+#: How often offsets are committed that have not changed, in seconds. Slots of the upper levels last
+#: for days and months, and brokers forget offsets after a week (offsets.retention.minutes).
+RECOMMIT_S = 86_400.0
+
+#: How long before its slot is taken up a partition is left alone, in ms.
+CALM_MS = 60_000
+
 
 class KafkaStore:
     """The wheel in Kafka, as one planner sees it. Thread-safe."""
 
-    def __init__(self, settings: Settings, keeping: Keeping | None = None) -> None:
-        """`keeping` knows whether somebody reads what is to be freed."""
+    def __init__(
+        self,
+        settings: Settings,
+        keeping: Keeping | None = None,
+        may_commit: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`keeping` knows whether somebody reads what is to be freed.
+
+        `may_commit` says whether we lead: the group takes commits of anybody.
+        """
         self._keeping = keeping or Keeping()
+        self._may_commit = may_commit
         self._wheel = settings.wheel
         self._places = WheelPlaces(settings)
         self._offsets = Offsets(settings, TopicNames(settings).release_group)
@@ -43,6 +60,9 @@ class KafkaStore:
         self._topic_ids: dict[Place, str] = {}
         self._claimed: set[Place] = set()
         self._lock = threading.Lock()
+        self._recommit_s = time.monotonic() + RECOMMIT_S
+        #: What the clock said the last time.
+        self._seen_ms = 0
         self._load()
 
     @property
@@ -78,7 +98,7 @@ class KafkaStore:
             for each in claims
         }
         starts = {(each.topic, each.partition): each.start for each in claims}
-        self._offsets.commit(starts, self._notes(starts, begun))
+        self._commit(starts, begun)
         with self._lock:
             self._begun |= begun
 
@@ -91,7 +111,7 @@ class KafkaStore:
             self._claimed -= other
         self._rewind(other)
         settled = {place: end for place, end in ends.items() if place not in other}
-        self._offsets.commit(settled, self._notes(settled))
+        self._commit(settled)
         with self._lock:
             self._settled |= settled
             self._claimed -= ends.keys()
@@ -103,6 +123,46 @@ class KafkaStore:
         """Drop the claim: rescue finds what it held."""
         with self._lock:
             self._claimed -= {(each.topic, each.partition) for each in claims}
+
+    def look_after(self, now_ms: int) -> None:
+        """Keep the commits true while time goes on: to be called about once a second."""
+        if now_ms < self._seen_ms:
+            self._begin_no_later(now_ms)
+        self._seen_ms = now_ms
+        if time.monotonic() >= self._recommit_s:
+            self._recommit_s = time.monotonic() + RECOMMIT_S
+            self._recommit(now_ms)
+
+    def _begin_no_later(self, now_ms: int) -> None:
+        """Note what is begun as begun now: the clock was set back.
+
+        What it sends from now on may be stamped by this clock, and would be looked for too late. A
+        range that is settled at this instant may be noted as begun: it is read back then.
+        """
+        with self._lock:
+            later = [place for place, at_ms in self._begun.items() if at_ms > now_ms]
+            begun = dict.fromkeys(later, now_ms)
+            self._begun |= begun
+            starts = {place: self._settled[place] for place in later}
+        self._commit(starts, begun)
+
+    def _recommit(self, now_ms: int) -> None:
+        """Commit what has not changed for a day: brokers forget it after a week.
+
+        Of partitions that nobody works on, and whose slot is not about to be taken up. Meanwhile
+        they are claimed: no commit overtakes another one.
+        """
+        with self._lock:
+            free = [each for each in self._settled if each not in self._claimed]
+            calm = [each for each in free if self._places.rests(each, now_ms, CALM_MS)]
+            settled = {place: self._settled[place] for place in calm}
+            begun = {place: self._begun[place] for place in calm if place in self._begun}
+            self._claimed |= settled.keys()
+        try:
+            self._commit(settled, begun)
+        finally:
+            with self._lock:
+                self._claimed -= settled.keys()
 
     def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002 (what all call it)
         """The message with this id, if it waits."""
@@ -217,6 +277,14 @@ class KafkaStore:
                 ).text()
                 for place in places
             }
+
+    def _commit(
+        self, offsets: Mapping[Place, int], begun: Mapping[Place, int] = MappingProxyType({})
+    ) -> None:
+        """Commit, with when it was begun. Raises KafkaError where another may lead by now."""
+        if not self._may_commit():
+            raise KafkaError("the lead is lost: whoever leads next says what is begun and settled")
+        self._offsets.commit(offsets, self._notes(offsets, begun))
 
     def _due_times(self, places: Iterable[Place], now_ms: int) -> dict[Place, DueTimes]:
         """When what is overdue was due, which is told: it is taken up without it, too."""

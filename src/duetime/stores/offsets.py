@@ -86,12 +86,17 @@ class Offsets:
             | {"group.id": group, "enable.auto.commit": False, "auto.offset.reset": "error"}
         )
 
-    def readable_places(self, topic: str) -> list[Place]:
-        """The topic's partitions; none where there is no such topic. Raises Unreadable."""
+    def readable_places(self, topic: str, *, all_led: bool = False) -> list[Place]:
+        """The topic's partitions; none where there is no such topic. Raises Unreadable.
+
+        With `all_led`, a topic is unreadable while one of its partitions has no leader.
+        """
         try:
-            found = answer(lambda: self._described(topic))
+            found = answer(lambda: self._described(topic, all_led=all_led))
         except KafkaError as error:
             code = error.__cause__.args[0].code() if error.__cause__ else None
+            if all_led and code == BrokerError.LEADER_NOT_AVAILABLE:
+                raise Unreadable("a partition has no leader") from error
             if code in MISSING:
                 return []
             if code == BrokerError.TOPIC_AUTHORIZATION_FAILED:
@@ -104,6 +109,18 @@ class Offsets:
     def ends(self, places: Iterable[Place], *, committed_only: bool = False) -> dict[Place, int]:
         """The offset of each partition's next record; or of its first open transaction's."""
         return self._list(places, OffsetSpec.latest(), committed_only=committed_only)
+
+    def leader_epochs(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return the present epoch of each partition's leader, where it has one."""
+        wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}
+        found = answer(lambda: self._ask(wanted, ISOLATION[False])) if wanted else {}
+        epochs = {place: one.leader_epoch for place, one in found.items()}
+        return {place: epoch for place, epoch in epochs.items() if epoch is not None}
+
+    def is_replicated(self) -> bool:
+        """Return whether there are several brokers, and so may be replicas that lag."""
+        described = self._admin.describe_cluster(request_timeout=TIMEOUT_S)
+        return len(answer(described.result).nodes) > 1
 
     def appended(self, topics: Iterable[str]) -> dict[str, int | None]:
         """How many records were ever appended to each topic; None where we may not read it."""
@@ -208,11 +225,13 @@ class Offsets:
         except Unreadable:
             return None
 
-    def _described(self, topic: str) -> TopicDescription:
+    def _described(self, topic: str, *, all_led: bool) -> TopicDescription:
         described = self._admin.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=TIMEOUT_S
         )
         found: TopicDescription = described[topic].result()
+        if all_led and not all(each.leader for each in found.partitions):
+            raise KafkaException(BrokerError(BrokerError.LEADER_NOT_AVAILABLE))
         return found
 
     def _list(

@@ -37,6 +37,11 @@ class WheelPlaces:
         level, partition = _level_and_partition(place)
         return self._wheel.slot_filling(level, partition, now_ms, self._lead_ms)
 
+    def rests(self, place: Place, now_ms: int, ms: int) -> bool:
+        """Return whether no slot of the partition is taken up within so many ms."""
+        slot = self.slot_filling(place, now_ms)
+        return self._wheel.closes_at_ms(slot, self._lead_ms) > now_ms + ms
+
     def left_over(self, place: Place, appended_ms: int, now_ms: int) -> DueTimes:
         """When messages are due that the partition should not hold any more.
 
