@@ -1,6 +1,10 @@
+from concurrent.futures import Future
+
 import pytest
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.conftest import configure
+from tests.conftest import configure, small_settings
 
 from duetime import admin
 from duetime.admin import check_topics, create_topics, find_topics, topic_problems, tune_topics
@@ -137,6 +141,34 @@ def test_segments_of_existing_topics_are_changed_to_what_they_should_be(settings
     # What duetime does not mind stays as somebody has set it.
     altered("wheel.2", "max.message.bytes", "10000000")
     assert tune_topics(settings) == []
+
+
+def test_a_topic_that_may_not_be_altered_is_named_and_others_are_changed(monkeypatch):
+    settings = small_settings("127.0.0.1:1")
+    first, second = (f"{settings.namespace}.wheel.{level}" for level in (1, 2))
+    old = dict.fromkeys(("segment.bytes", "segment.ms", "segment.index.bytes"), "1")
+    found = admin.Found(brokers=1, topics={}, configs={first: old, second: old})
+    denied = KafkaException(BrokerError(BrokerError.TOPIC_AUTHORIZATION_FAILED))
+
+    class Narrow:
+        """A cluster where only the second topic may be altered."""
+
+        def __init__(self, _):
+            self.admin = self
+
+        def incremental_alter_configs(self, resources, **_):
+            answers = {each: Future() for each in resources}
+            for each, answer in answers.items():
+                if each.name == first:
+                    answer.set_exception(denied)
+                else:
+                    answer.set_result(None)
+            return answers
+
+    monkeypatch.setattr(admin, "find_topics", lambda _: found)
+    monkeypatch.setattr(admin, "Contact", Narrow)
+    with pytest.raises(KafkaError, match=rf"{first} could not be changed.*changed: {second}: "):
+        tune_topics(settings)
 
 
 def test_a_wheel_of_another_size_is_refused_and_kept(settings, cluster):

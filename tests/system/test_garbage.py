@@ -1,19 +1,22 @@
 """Whatever anybody writes into any topic: no query stops, and real messages still come."""
 
 import random
+import uuid
 from collections import Counter
 from datetime import timedelta
 
 import pytest
 
 from duetime.clock import SystemClock
-from duetime.message import WAITING_HEADERS
+from duetime.message import CANCEL, DUE_IN_MS, DUE_OP, DUE_TOPIC, WAITING_HEADERS
 from duetime.wheel import Slot
 
 pytestmark = pytest.mark.system
 
 #: Seeded, so that a failure comes again.
 CHANCE = random.Random(20_261_224)  # noqa: S311 (no secret)
+
+CANCELS = DUE_OP, CANCEL.encode()
 
 NAMES = ["due-at-ms", "due-in-ms", "due-id", "due-op", "scheduler-epoch", "", "x", "é"]
 VALUES = [None, b"", b"1", b"-1", b"cancel", b"9" * 18, b"9" * 1_000, b"1e5", b"\xff\xfe"]
@@ -90,6 +93,24 @@ def test_foreign_records_in_the_wheel_and_in_lanes_stop_nothing(live, sender):
     rejected.until(lambda: sources(rejected) >= live.sources, "all that was foreign")
     told = [each for each in rejected.arrived if each.by_name["due-error-source"] in live.sources]
     assert {each.by_name["due-error"] for each in told} == {b"unreadable"}
+
+
+def test_another_namespaces_own_topics_are_no_destination_and_its_users_are(live):
+    other, rejected = f"n{uuid.uuid4().hex[:8]}", live.rejected()
+    control, theirs = f"{other}.control", f"{other}.orders"
+    live.create([control, theirs, f"{other}.leader", f"{other}.wheel.0"])
+    live.flush()
+    live.sources.clear()
+
+    live.send(live.names.native, b"x", b"an-id", [(DUE_TOPIC, control), (DUE_IN_MS, b"0"), CANCELS])
+    live.flush()
+    (source,) = live.sources
+    live.send(live.names.native, b"y", b"k", [(DUE_TOPIC, theirs), (DUE_IN_MS, b"0")])
+
+    assert live.inbox(theirs).take(1)[0].value == b"y"
+    rejected.until(lambda: source in sources(rejected), "what would have cancelled")
+    (told,) = [each for each in rejected.arrived if each.by_name["due-error-source"] == source]
+    assert told.by_name["due-error"] == b"internal-topic"
 
 
 def inner_places(live):
