@@ -321,7 +321,7 @@ class Settings(Connection, BaseSettings):
     def _allow_names_intake_topics(self) -> "Settings":
         # A misspelt name would allow everything.
         own = f"{self.namespace}.in"
-        known = (own, self.airtel_topic, self.countdown_topic, self.scheduler_topic)
+        known = (own, f"{own}.tx", self.airtel_topic, self.countdown_topic, self.scheduler_topic)
         for name in self.allow:
             if name not in known:
                 raise ValueError(

@@ -225,7 +225,8 @@ def test_topic_that_refuses_a_record_there_holds_up_no_other(live, abroad):
     dead = live.inbox(TopicNames(live.settings).dead)
     dead.until(lambda: {each.id for each in dead.arrived} >= lost, f"{lost} dead")
     for letter in (each for each in dead.arrived if each.id in lost):
-        assert letter.by_name["due-error"] == b"refused-by-broker"
+        # The table may have been refreshed meanwhile.
+        assert letter.by_name["due-error"] in {b"refused-by-broker", b"no-key"}
         assert letter.by_name["due-cluster"] == b"far"
 
 
