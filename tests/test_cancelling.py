@@ -210,6 +210,35 @@ def read(monkeypatch):
     return counts
 
 
+def test_a_cancel_is_confirmed_however_long_its_slot_takes_to_read(
+    settings, wheel, now_ms, monkeypatch
+):
+    """A look of 20 s is longer than the 10 s in which the cancel is to be seen."""
+    due_ms, clock, others = now_ms + 40 * MINUTE_MS, SetClock(now_ms), 200
+    with wheel.at_once():
+        for _ in range(others):
+            wheel.message("orders", due_ms)
+        wanted = wheel.message("orders", due_ms, unique="wanted")
+    counts, records = [], RangeReader.records
+
+    def slowly(self, ranges):
+        counts.append(sum(each.count for each in ranges))
+        yield from records(self, ranges)
+        # The first look ends before the cancel is sent, and the second before it is taken in.
+        clock.ms += 20_000
+        if len(counts) == 2:
+            wheel.cancel(wanted)
+
+    def send(*_):
+        wheel.message("orders", due_ms, unique="another")
+
+    monkeypatch.setattr(RangeReader, "records", slowly)
+    monkeypatch.setattr("duetime.cancelling.Producer.send", send)
+    cancel_surely(wanted, settings, clock)
+    # The slot is read once, and then what came since.
+    assert counts == [others + 1, 1, 1]
+
+
 def test_what_has_failed_is_read_once_for_all_who_ask(settings, fails, identity, now_ms, read):
     others = [MessageId(due_ms=identity.due_ms, unique=f"m{each}") for each in range(4)]
     retries = [fails(each) for each in others]

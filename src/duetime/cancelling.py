@@ -7,7 +7,7 @@ two came first. So it is sent, then looked for there, and what is seen in time i
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from duetime.client import Producer
 from duetime.clock import Clock, format_duration, format_instant
@@ -16,7 +16,7 @@ from duetime.errors import DuetimeError, KafkaError, TooLate, UnknownMessage
 from duetime.failed import Failed, find_failed
 from duetime.message import MessageId
 from duetime.outgoing import cancelled
-from duetime.stores import Found, Reader
+from duetime.stores import Found, Reader, Search
 from duetime.stores.opening import open_reader
 from duetime.wheel import Slot
 
@@ -158,6 +158,8 @@ class _Asked:
     #: What became of it, if it is due already.
     failed: Failed | None
     settings: Settings
+    #: By instant: what was read before the cancel was sent is not read again to confirm it.
+    searches: dict[int | None, Search] = field(default_factory=dict)
 
     def left(
         self, retries_ms: Sequence[int | None], clock: Clock
@@ -184,10 +186,15 @@ class _Asked:
         return True
 
     def until_cancelled(self, retries_ms: Sequence[int | None], clock: Clock) -> None:
-        """Look until it is where its message is. Raises as `cancel_surely` does."""
+        """Look until it is where its message is. Raises as `cancel_surely` does.
+
+        A look says what was there when it began, however long it takes. So how long the cancel was
+        waited for counts up to there.
+        """
         begun_ms = clock.now_ms()
         last_ms = min(self._last_ms(each) for each in retries_ms)
         while True:
+            look_ms = clock.now_ms()
             looks = [self._find(each, clock) for each in retries_ms]
             now_ms = clock.now_ms()
             if now_ms >= last_ms:
@@ -196,11 +203,15 @@ class _Asked:
             there = [each for each in looks if each]
             if there and all(each.cancelled for each in there):
                 return
-            self._check_patience(now_ms - begun_ms, is_there=bool(there))
+            self._check_patience(look_ms - begun_ms, is_there=bool(there))
             time.sleep(LOOK_S)
 
     def _find(self, retry_ms: int | None, clock: Clock) -> Found | None:
-        return self.reader.find(self.identity, clock.now_ms(), retry_ms=retry_ms)
+        search = self.searches.get(retry_ms)
+        if search is None:
+            search = self.reader.search(self.identity, retry_ms=retry_ms)
+            self.searches[retry_ms] = search
+        return search.find(clock.now_ms())
 
     def _due_ms(self, retry_ms: int | None) -> int:
         return self.identity.due_ms if retry_ms is None else retry_ms

@@ -316,5 +316,24 @@ def test_a_cancel_that_was_given_up_while_kafka_took_it_is_told_the_next_time(se
     eventually(lambda: client.delete(path).status_code == 204)
 
 
+@pytest.mark.parametrize(("method", "work"), [("DELETE", "cancel_surely"), ("GET", "find_waiting")])
+def test_tries_of_one_request_share_the_look_that_takes_too_long(
+    serving, monkeypatch, method, work
+):
+    over, calls, client = threading.Event(), [], serving(HASTY)
+
+    def slow(*_):
+        calls.append(over.wait())
+        raise TooLate("it is delivered or about to be")
+
+    monkeypatch.setattr(f"duetime.api.messages.{work}", slow)
+    path = "/v1/messages/00e8d4a51000-slow"
+    for _ in range(3):
+        assert problem_of(client.request(method, path)) == (503, "timeout")
+    over.set()
+    eventually(lambda: problem_of(client.request(method, path)) == (409, "too-late"))
+    assert len(calls) <= 2
+
+
 def too_late(*_):
     raise TooLate("it is delivered or about to be")

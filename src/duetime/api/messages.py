@@ -6,6 +6,7 @@ is most, stays in the event loop.
 
 import asyncio
 from collections.abc import Container, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
@@ -135,7 +136,10 @@ async def show(
     identity = MessageId.parse(id)
     found = await _in_spool(identity, services, caller) if retry_ms is None else None
     if found is None:
-        found = await run_in_threadpool(_found, identity, services, caller, retry_ms)
+        found = await services.shared.run(
+            ("find", caller.name, identity, retry_ms),
+            partial(_found, identity, services, caller, retry_ms),
+        )
     return Waiting(**summary(found), **body(found))
 
 
@@ -159,7 +163,10 @@ async def cancel(id: Id, services: WithServices, caller: ByCaller) -> None:  # n
         if await asyncio.shield(withdrawing):
             return
     try:
-        await run_in_threadpool(_cancel_in_kafka, identity, services, caller)
+        await services.shared.run(
+            ("cancel", caller.name, identity),
+            partial(_cancel_in_kafka, identity, services, caller),
+        )
     except (TooLate, UnknownMessage):
         if not services.cancels.has(caller.name, identity):
             raise

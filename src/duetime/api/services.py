@@ -13,6 +13,7 @@ from fastapi.security.base import SecurityBase
 from duetime.api.cancels import Cancels
 from duetime.api.dispatcher import Dispatcher
 from duetime.api.keys import Keys
+from duetime.api.sharing import SharedWork
 from duetime.api.spool.errors import SpoolForeign
 from duetime.api.spool.file import Spool
 from duetime.api.spool.owner import owner_of
@@ -36,6 +37,7 @@ class Services:
     dispatcher: Dispatcher
     keys: Keys
     cancels: Cancels
+    shared: SharedWork
     watch: Watch
 
 
@@ -54,6 +56,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             dispatcher=dispatcher,
             keys=keys,
             cancels=Cancels(),
+            shared=SharedWork(),
             watch=watch,
         )
     reader.close()

@@ -156,6 +156,14 @@ class Store(Protocol[ClaimT]):
         ...
 
 
+class Search(Protocol):
+    """A search for one id that can be repeated until what is expected is there."""
+
+    def find(self, now_ms: int) -> Found | None:
+        """Return what `Reader.find` returns, and read only what has come since the last time."""
+        ...
+
+
 class Reader(Protocol):
     """Looks at what waits, from any process: nothing is claimed and nothing is changed."""
 
@@ -170,6 +178,15 @@ class Reader(Protocol):
 
         With `retry_ms`, if it is tried again then: it is found by that instant alone.
         """
+        ...
+
+    def search(
+        self,
+        id: MessageId,  # noqa: A002 (what all call it)
+        *,
+        retry_ms: int | None = None,
+    ) -> Search:
+        """Return a search for this id, for a caller that looks more than once."""
         ...
 
     def pending(self, now_ms: int) -> Sequence[Pending]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from duetime.config import Settings
 from duetime.errors import SetupError
 from duetime.message import MessageId
-from duetime.stores import Found, Pending, Reader, Store
+from duetime.stores import Found, Pending, Reader, Search, Store
 from duetime.stores.listing import merged
 from duetime.stores.reader import WheelReader
 from duetime.stores.selection import Asked
@@ -95,8 +95,16 @@ class Readers:
         retry_ms: int | None = None,
     ) -> Found | None:
         """The message with this id, wherever it waits."""
-        found = (each.find(id, now_ms, retry_ms=retry_ms) for each in self._readers)
-        return next((each for each in found if each and not self._is_own(each)), None)
+        return self.search(id, retry_ms=retry_ms).find(now_ms)
+
+    def search(
+        self,
+        id: MessageId,  # noqa: A002 (what all call it)
+        *,
+        retry_ms: int | None = None,
+    ) -> Search:
+        """Return a search in all of them."""
+        return _Searches([each.search(id, retry_ms=retry_ms) for each in self._readers], self._own)
 
     def pending(self, now_ms: int) -> Sequence[Pending]:
         """The slots of all, in order of time."""
@@ -120,6 +128,19 @@ class Readers:
         """Close all."""
         for each in self._readers:
             each.close()
+
+
+class _Searches:
+    """Several searches as one, without what duetime sends to itself."""
+
+    def __init__(self, searches: Sequence[Search], own: Container[tuple[str | None, str]]) -> None:
+        self._searches, self._own = searches, own
+
+    def find(self, now_ms: int) -> Found | None:
+        """Return the message, wherever it waits."""
+        found = (each.find(now_ms) for each in self._searches)
+        shown = (each for each in found if each and (each.cluster, each.topic) not in self._own)
+        return next(shown, None)
 
 
 @contextmanager

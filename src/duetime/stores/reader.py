@@ -14,7 +14,8 @@ from duetime.stores import Found, OffsetRange, Pending
 from duetime.stores.listing import Listing, Stretch
 from duetime.stores.offsets import Offsets
 from duetime.stores.places import Place, WheelPlaces
-from duetime.stores.records import Entry, RangeReader
+from duetime.stores.records import RangeReader
+from duetime.stores.search import WheelSearch
 from duetime.stores.selection import Asked, Selection
 from duetime.topics import TopicNames
 from duetime.wheel import Slot
@@ -78,13 +79,24 @@ class WheelReader:
 
         Reads one slot a level at most. Raises KafkaError.
         """
+        return self.search(id, retry_ms=retry_ms).find(now_ms)
+
+    def search(
+        self,
+        id: MessageId,  # noqa: A002 (what all call it)
+        *,
+        retry_ms: int | None = None,
+    ) -> WheelSearch:
+        """Return a search for this id that reads nothing twice."""
         due_ms = id.due_ms if retry_ms is None else retry_ms
-        stretches = self._stretches(now_ms, self._places.covering(due_ms))
-        ranges = [each.range for each in stretches if each.overlaps(due_ms, due_ms + 1)]
-        if not ranges:
-            return None
-        with RangeReader(self._settings) as reader:
-            return _found(each for each in reader.entries_of(id, ranges) if each.due_ms == due_ms)
+        covering = self._places.covering(due_ms)
+        return WheelSearch(
+            self._settings,
+            self._offsets,
+            id,
+            due_ms,
+            lambda now_ms: self._stretches(now_ms, covering),
+        )
 
     def ranges(self) -> list[OffsetRange]:
         """Where everything lies that waits, cancels and duplicates too. Raises KafkaError."""
@@ -147,13 +159,3 @@ def within(slots: Iterable[Pending], from_ms: int | None, to_ms: int | None) -> 
         and (from_ms is None or slot.end_ms > from_ms)
         and (to_ms is None or slot.start_ms < to_ms)
     ]
-
-
-def _found(entries: Iterable[Entry]) -> Found | None:
-    """The first message among the records with one id, and whether a cancel is among them."""
-    message, cancelled = None, False
-    for entry in entries:
-        cancelled = cancelled or entry.topic is None
-        if message is None and entry.topic is not None:
-            message = entry
-    return message.found(cancelled=cancelled) if message else None

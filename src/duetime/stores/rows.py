@@ -9,12 +9,13 @@ header's name and value as MessagePack, which every language reads:
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
 from duetime.message import WAITING_HEADERS, MessageId
-from duetime.stores import Found
+from duetime.stores import Found, Reader
 from duetime.stores.records import Header, address
 from duetime.stores.selection import Position
 
@@ -39,6 +40,19 @@ class Row(NamedTuple):
     id: str
     due_ms: int
     packed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedSearch:
+    """A search for one id in a store that keeps it under a key: each look is one request."""
+
+    reader: Reader
+    id: MessageId
+    retry_ms: int | None
+
+    def find(self, now_ms: int) -> Found | None:
+        """Return the message if it waits; `cancelled` if a cancel waits for it too."""
+        return self.reader.find(self.id, now_ms, retry_ms=self.retry_ms)
 
 
 class Record(NamedTuple):

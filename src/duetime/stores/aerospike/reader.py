@@ -13,7 +13,7 @@ from duetime.stores import Found, Pending
 from duetime.stores.aerospike.cache import MessageCache
 from duetime.stores.aerospike.fields import record_of
 from duetime.stores.listing import merged
-from duetime.stores.rows import CANCEL_MARK, PLACE, found_in_parts, names_of
+from duetime.stores.rows import CANCEL_MARK, PLACE, KeyedSearch, found_in_parts, names_of
 from duetime.stores.selection import Asked, Position, Selection
 from duetime.stores.stretches import stretches_of
 
@@ -39,6 +39,15 @@ class AerospikeReader:
         name, cancel = names_of(id, retry_ms)
         found = self._cache.found([name, cancel])
         return record_of(found[name]).found(cancelled=cancel in found) if name in found else None
+
+    def search(
+        self,
+        id: MessageId,  # noqa: A002 (what all call it)
+        *,
+        retry_ms: int | None = None,
+    ) -> KeyedSearch:
+        """Return a search for this id."""
+        return KeyedSearch(self, id, retry_ms)
 
     def pending(self, now_ms: int) -> Sequence[Pending]:
         """How many records wait in each slot. Reads the due times of all that waits."""

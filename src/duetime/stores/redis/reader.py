@@ -12,7 +12,7 @@ from duetime.stores.listing import merged
 from duetime.stores.redis.connect import answering, client
 from duetime.stores.redis.keys import ShardKeys, shard_of
 from duetime.stores.redis.shards import Shards
-from duetime.stores.rows import CANCEL_MARK, found_in_parts, names_of, unpacked
+from duetime.stores.rows import CANCEL_MARK, KeyedSearch, found_in_parts, names_of, unpacked
 from duetime.stores.selection import Asked, Position, Selection
 from duetime.stores.stretches import stretches_of
 
@@ -47,6 +47,15 @@ class RedisReader:
         with answering(self._settings):
             message, cancel = self._shards.packed(keys, names_of(id, retry_ms))
         return unpacked(message).found(cancelled=cancel is not None) if message else None
+
+    def search(
+        self,
+        id: MessageId,  # noqa: A002 (what all call it)
+        *,
+        retry_ms: int | None = None,
+    ) -> KeyedSearch:
+        """Return a search for this id."""
+        return KeyedSearch(self, id, retry_ms)
 
     def pending(self, now_ms: int) -> Sequence[Pending]:
         """How many records wait, by the slots that the wheel would have them in."""
