@@ -38,6 +38,8 @@ class TopicNames:
         self.leader = f"{self._prefix}.leader"
         self.leader_group = f"{self._prefix}.leader"
         self.release_group = f"{self._prefix}.release"
+        #: Nobody is a member: what it has committed is where each slot's index is.
+        self.index_group = f"{self._prefix}.index"
 
     def outbox(self, cluster: str) -> str:
         """The topic of what is on its way to another cluster."""
