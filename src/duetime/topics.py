@@ -44,6 +44,8 @@ class TopicNames:
         self.leader_group = f"{self._prefix}.leader"
         self.release_group = f"{self._prefix}.release"
         self.intake_group = f"{self._prefix}.intake"
+        #: Nobody is a member: what it has committed is where each slot's index is.
+        self.index_group = f"{self._prefix}.index"
 
     def outbox(self, cluster: str) -> str:
         """The topic of what is on its way to another cluster."""

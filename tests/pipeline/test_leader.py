@@ -24,6 +24,7 @@ def test_how_long_queries_recovered_is_told_while_it_leads_alone(monkeypatch):
     monkeypatch.setattr(Leader, "_stores", lambda _: [None])
     monkeypatch.setattr(Leader, "_release", lambda *_: nothing)
     monkeypatch.setattr(Leader, "_begun_by", lambda *_: queries)
+    monkeypatch.setattr(Leader, "_beside", lambda _: [])
     leader = Leader(SimpleNamespace(settings=Settings(), fence=None, clock=SetClock(0)))
 
     leader.start(lambda: True)

@@ -144,6 +144,23 @@ def pending(
 
 
 @app.command()
+def lookup(
+    *,
+    messages: Messages = 10_000_000,
+    times: Annotated[int, typer.Option(min=1, help="How many messages in each way.")] = 200,
+    value_bytes: ValueBytes = 200,
+    kafka: Kafka = None,
+    as_json: AsJson = False,
+) -> None:
+    """How fast a message is found, cancelled and rescheduled in a slot with millions of others."""
+    from duetime.bench.lookup import lookup as run  # noqa: PLC0415 (imports Spark)
+
+    with testbed(kafka) as settings:
+        figures = run(settings, messages, times, value_bytes)
+    show("lookup", figures, as_json=as_json)
+
+
+@app.command()
 def flood(
     *,
     messages: Messages = 1_000_000,

@@ -158,7 +158,8 @@ def _end_spark() -> None:
 def _delete_all(settings: Settings) -> None:
     admin = AdminClient(librdkafka_properties(settings))
     # Gone with its topics anyway, but later; and no group is no trouble.
-    admin.delete_consumer_groups([TopicNames(settings).release_group])
+    names = TopicNames(settings)
+    admin.delete_consumer_groups([names.release_group, names.index_group])
     named = admin.list_topics(timeout=TIMEOUT_S).topics
     ours = [topic for topic in named if topic.startswith(settings.namespace)]
     for future in admin.delete_topics(ours, operation_timeout=TIMEOUT_S).values():

@@ -21,6 +21,7 @@ from duetime.pipeline.destinations import Destinations
 from duetime.pipeline.fence import Fence
 from duetime.pipeline.health import Health, note_batch
 from duetime.pipeline.housekeeping import free_read
+from duetime.pipeline.indexing import Indexing
 from duetime.pipeline.isolated import ISOLATED
 from duetime.pipeline.isolation import Isolation
 from duetime.pipeline.jvm import ProducerMetrics
@@ -201,6 +202,7 @@ class Leader:
     def _beside(self) -> Iterator[Beside]:
         settings, means = self._settings, self._means
         yield TransactionWatch(settings, means.clock)
+        yield Indexing(means.spark, settings, means.clock)
         if settings.callback_hosts:
             yield Callbacks(settings)
         for topic in visible(settings):

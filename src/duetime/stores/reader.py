@@ -36,7 +36,7 @@ class WheelReader:
 
         Cancels, what they cancel, and duplicates count until the slot's time. Raises KafkaError.
         """
-        stretches = sorted(self._stretches(now_ms), key=lambda each: (each.end_ms, each.slot))
+        stretches = sorted(self.stretches(now_ms), key=lambda each: (each.end_ms, each.slot))
         return [
             Pending(
                 slot=each.slot,
@@ -62,7 +62,7 @@ class WheelReader:
         selection = Selection.of(**asked)
         stretches = [
             each
-            for each in self._stretches(now_ms)
+            for each in self.stretches(now_ms)
             if each.overlaps(selection.from_ms, selection.to_ms)
         ]
         with RangeReader(self._settings) as reader:
@@ -96,7 +96,7 @@ class WheelReader:
             self._offsets,
             id,
             due_ms,
-            lambda now_ms: self._stretches(now_ms, covering),
+            lambda now_ms: self.stretches(now_ms, covering),
         )
 
     def ranges(self) -> list[OffsetRange]:
@@ -109,7 +109,7 @@ class WheelReader:
         """Close the connection."""
         self._offsets.close()
 
-    def _stretches(self, now_ms: int, places: Iterable[Place] | None = None) -> list[Stretch]:
+    def stretches(self, now_ms: int, places: Iterable[Place] | None = None) -> list[Stretch]:
         """What waits in these partitions, or in all."""
         waiting = self._waiting(list(self._places.all() if places is None else places))
         slots = {place: self._places.slot_filling(place, now_ms) for place in waiting}

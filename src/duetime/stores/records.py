@@ -12,6 +12,8 @@ from duetime.connection import librdkafka_properties
 from duetime.errors import InvalidMessage, KafkaError
 from duetime.message import DUE_ID, STATE, WAITING_HEADERS, MessageId
 from duetime.stores import Found, OffsetRange, Retry
+from duetime.stores.offsets import answer
+from duetime.stores.places import Place
 from duetime.stores.selection import Position
 
 #: A header's name and value.
@@ -28,6 +30,9 @@ READS_RANGES = {
     # A fetch at the end of one range would hold up the first of the next.
     "fetch.wait.max.ms": 10,
 }
+
+#: How much of a partition is fetched at a time, in bytes: the client's default.
+FETCH_BYTES = 1024 * 1024
 
 #: The most records taken from the client at a time.
 BATCH = 500
@@ -139,12 +144,25 @@ def address(headers: Sequence[Header]) -> Address | None:
 class RangeReader:
     """A consumer that reads exact ranges, one call after another, and commits nothing."""
 
-    def __init__(self, settings: Settings, *, committed_only: bool = True) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        committed_only: bool = True,
+        group: str | None = None,
+        fetch_bytes: int = FETCH_BYTES,
+    ) -> None:
+        """`group` is whose commits are asked for, if any are.
+
+        `fetch_bytes` is how much is fetched at a time: where single records are read here and
+        there, whatever follows them is fetched in vain.
+        """
         isolation = "read_committed" if committed_only else "read_uncommitted"
         self._consumer = Consumer(
             librdkafka_properties(settings)
             | READS_RANGES
-            | {"group.id": f"{settings.namespace}.reader", "isolation.level": isolation}
+            | {"group.id": group or f"{settings.namespace}.reader", "isolation.level": isolation}
+            | {"fetch.message.max.bytes": fetch_bytes}
         )
 
     def __enter__(self) -> Self:
@@ -183,6 +201,14 @@ class RangeReader:
                 if not record.error() and offset < end:
                     left -= 1
                     yield record
+
+    def committed(self, place: Place) -> int | None:
+        """Return what the group has committed for the partition, if anything. Raises KafkaError."""
+        asked = [TopicPartition(*place)]
+        (found,) = answer(lambda: self._consumer.committed(asked, timeout=TIMEOUT_S))
+        if found.error is not None:
+            raise KafkaError(f"Kafka did not answer about offsets ({found.error.str()})")
+        return None if found.offset < 0 else int(found.offset)
 
     def _batch(self, most: int) -> list[Message]:
         deadline = time.monotonic() + TIMEOUT_S

@@ -1,15 +1,17 @@
 """Searching the wheel for one id, as often as needed, without reading anything twice."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from duetime.config import Settings
 from duetime.message import MessageId
 from duetime.stores import Found, OffsetRange
+from duetime.stores.index import FETCH_BYTES, LEAST_RECORDS, NEAR, IndexReader
 from duetime.stores.listing import Stretch
 from duetime.stores.offsets import Offsets
 from duetime.stores.places import Place
 from duetime.stores.records import Entry, RangeReader
+from duetime.topics import TopicNames
 
 
 class WheelSearch:
@@ -74,9 +76,22 @@ class WheelSearch:
     def _read_entries(self, ranges: list[OffsetRange]) -> list[Entry]:
         if not ranges:
             return []
+        small = [each for each in ranges if each.count < LEAST_RECORDS]
+        large = [each for each in ranges if each.count >= LEAST_RECORDS]
         with RangeReader(self._settings) as reader:
-            entries = reader.entries_of(self._id, ranges)
-            return [each for each in entries if each.due_ms == self._due_ms]
+            entries = list(reader.entries_of(self._id, small))
+            for each in large:
+                entries += self._look_up(each, reader)
+        return [each for each in entries if each.due_ms == self._due_ms]
+
+    def _look_up(self, waiting: OffsetRange, reader: RangeReader) -> Iterator[Entry]:
+        """Give the entries with this id of a large range, with the help of its index."""
+        group = TopicNames(self._settings).index_group
+        with RangeReader(self._settings, group=group, fetch_bytes=FETCH_BYTES) as singly:
+            # One part at a time: a consumer reads one range of a partition.
+            for part in IndexReader(singly).narrowed(self._id, waiting):
+                by = singly if part.count <= NEAR else reader
+                yield from by.entries_of(self._id, [part])
 
 
 def _is_in(entry: Entry, ranges: Iterable[OffsetRange]) -> bool:
