@@ -144,7 +144,8 @@ class Turn:
         message = waiting_record()
         records = read_claims(self._spark, self._settings, claims)
         cancels = records.where(message.is_cancel & message.is_whole)
-        write_batch(self.rows(cancels), self._settings, TURN)
+        with self._producer() as producer:
+            write_batch(self.rows(cancels), self._settings, producer)
 
     def rows(self, records: DataFrame, begun_ms: int | None = None) -> DataFrame:
         """Rows for the Kafka sink: first what is routed on, then in due order what is sent.
