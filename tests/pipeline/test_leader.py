@@ -47,6 +47,7 @@ def test_a_store_that_cannot_be_read_at_start_does_not_keep_it_from_leading(monk
     monkeypatch.setattr(Leader, "_release", lambda *_: next(releases))
     queries = SimpleNamespace(start=lambda *_: None, stop=dict)
     monkeypatch.setattr(Leader, "_begun_by", lambda *_: queries)
+    monkeypatch.setattr(Leader, "_beside", lambda _: [])
     leader = Leader(SimpleNamespace(settings=Settings(), fence=None, clock=SetClock(0)))
 
     leader.start(lambda: True)
