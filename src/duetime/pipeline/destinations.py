@@ -149,12 +149,13 @@ class Destinations:
         """Have each record for the topic sent by itself for a while: one has failed a sink."""
         with self._lock:
             trouble = self._troubles.setdefault(topic, Trouble())
-            if time.monotonic() >= trouble.isolated_until_s:
-                trouble.times += 1
-            pause_s = min(ISOLATED_S * 2 ** (trouble.times - 1), MOST_ISOLATED_S)
+            is_new = time.monotonic() >= trouble.isolated_until_s
+            trouble.times += is_new
+            pause_s = min(ISOLATED_S * 2.0 ** min(trouble.times - 1, 10), MOST_ISOLATED_S)
             trouble.isolated_until_s = time.monotonic() + pause_s
-        log.warning("records are sent one by one topic=%s seconds=%.0f", topic, pause_s)
-        self.refresh()
+        if is_new:
+            log.warning("records are sent one by one topic=%s seconds=%.0f", topic, pause_s)
+            self.refresh()
 
     def hold(self, topic: str) -> None:
         """Have nothing sent to the topic for a moment: it has not acknowledged a record."""
