@@ -46,7 +46,7 @@ ASK_AGAIN_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What the cluster has."""
+    """The brokers and topics of a cluster, and the settings of duetime's topics."""
 
     brokers: int
     #: Every topic, by name; none that cannot be described.

@@ -1,4 +1,4 @@
-"""What should be done about a cluster although duetime works on it: pure, over what was found."""
+"""Advice about a cluster that duetime works on. Pure: it judges what was found."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,7 +7,7 @@ from duetime.config import Settings
 from duetime.required import Topic, required_topics
 from duetime.topics import namespaces
 
-#: A cluster of so many brokers can keep what it acknowledged when one of them is lost.
+#: The number of brokers from which a cluster can lose one and keep what it has acknowledged.
 REPLICATED_BROKERS = 3
 
 #: The replicas of a topic, and how many of them have to have a record before it is acknowledged.

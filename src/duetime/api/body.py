@@ -24,7 +24,7 @@ class Room:
         self._size = self._left = size_bytes
 
     def take(self, size_bytes: int) -> None:
-        """Hold so many more. Raises HTTPException (503), and holds none of them then."""
+        """Reserve bytes. Raises HTTPException (503) and reserves none where too few are left."""
         if size_bytes > self._left:
             raise HTTPException(
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -35,7 +35,7 @@ class Room:
         self._left -= size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Hold so many less."""
+        """Release reserved bytes."""
         self._left += size_bytes
 
 

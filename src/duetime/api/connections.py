@@ -1,4 +1,4 @@
-"""HTTP connections: so many at a time, and each with headers of a bounded size.
+"""HTTP connections: a bounded number at a time, each with headers of a bounded size.
 
 uvicorn bounds neither. Its own `limit_concurrency` is looked at when a request is complete, so that
 connections which never send one are not counted out.
@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
 
 
 def connection(most: int) -> type[asyncio.Protocol]:
-    """What makes connections for uvicorn, of which there are `most` at a time."""
+    """Return a connection factory for uvicorn that allows `most` connections at a time."""
 
     def made(*given: Any, **named: Any) -> Connection:  # noqa: ANN401 (uvicorn's)
         return Connection(*given, most=most, **named)
