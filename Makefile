@@ -64,6 +64,7 @@ bench: setup ## the measured figures of the README, one JSON line each
 	@$(BIN)/duetime bench catchup --messages 1000000 --json
 	@$(BIN)/duetime bench intake --messages 1000000 --json
 	@$(BIN)/duetime bench pending --messages 5000000 --json
+	@$(BIN)/duetime bench lookup --messages 10000000 --times 100 --json
 	@$(BIN)/duetime bench wheel --years 5 --json
 	@$(BIN)/duetime bench delayed --rate 2000 --seconds 60 --delay 0.1s..60s --json
 	@$(BIN)/duetime bench queue --messages 200000 --drop 0.01 --timeout 5s --json

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from duetime.client import Producer
+from duetime.client import AT_ONCE, Producer
 from duetime.clock import Clock, format_duration, format_instant
 from duetime.config import Settings
 from duetime.errors import DuetimeError, KafkaError, TooLate, UnknownMessage
@@ -51,7 +51,7 @@ def cancel_surely(identity: MessageId, settings: Settings, clock: Clock) -> None
         instants = _to_come(failed, now_ms) if failed else [None]
         left, late = asked.left(instants, clock)
         if left:
-            with Producer(settings) as producer:
+            with Producer(settings, **AT_ONCE) as producer:
                 for each in left:
                     producer.send(cancelled(identity, settings, each))
             asked.until_cancelled(left, clock)

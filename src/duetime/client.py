@@ -60,6 +60,10 @@ OnDelivery = Callable[[KafkaError | None, str], None]
 #: How long is tried to deliver a record to the intake topic, in ms.
 DELIVERY_TIMEOUT_MS = 60_000
 
+#: Of a producer for one record that may as well be sent twice: one that is idempotent asks for an
+#: id first, and again only after half a second where it was not connected yet.
+AT_ONCE: dict[str, Any] = {"enable.idempotence": False, "linger.ms": 0}
+
 #: How long what was produced before an exception may take to arrive, in seconds.
 AFTER_EXCEPTION_S = 5.0
 

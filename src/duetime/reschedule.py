@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import confluent_kafka
 
-from duetime.client import FOR_GOOD, producer_properties
+from duetime.client import AT_ONCE, FOR_GOOD, producer_properties
 from duetime.clock import Clock, SystemClock, format_duration
 from duetime.config import Settings, load_settings
 from duetime.errors import KafkaError, RecordRefused, TooLate, UnknownMessage
@@ -103,8 +103,9 @@ def _check_time_is_left(identity: MessageId, settings: Settings, now_ms: int) ->
 def _appended_ms(record: Outgoing, settings: Settings) -> int:
     """Send the record, and return when Kafka appended it, epoch ms. Raises KafkaError."""
     reports = list[tuple[confluent_kafka.KafkaError | None, confluent_kafka.Message]]()
+    # Sent twice, it is one message and one cancel all the same, by their ids.
     producer = confluent_kafka.Producer(
-        producer_properties(settings) | {"linger.ms": 0, "delivery.timeout.ms": DELIVERY_TIMEOUT_MS}
+        producer_properties(settings) | AT_ONCE | {"delivery.timeout.ms": DELIVERY_TIMEOUT_MS}
     )
     try:
         producer.produce(

@@ -205,6 +205,9 @@ class RangeReader:
     def committed(self, place: Place) -> int | None:
         """Return what the group has committed for the partition, if anything. Raises KafkaError."""
         asked = [TopicPartition(*place)]
+        # Of a topic that only its group was asked about, the client looks for the leader a second
+        # after it is told to read there.
+        answer(lambda: self._consumer.list_topics(place[0], timeout=TIMEOUT_S))
         (found,) = answer(lambda: self._consumer.committed(asked, timeout=TIMEOUT_S))
         if found.error is not None:
             raise KafkaError(f"Kafka did not answer about offsets ({found.error.str()})")
