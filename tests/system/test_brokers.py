@@ -1,21 +1,23 @@
 """Brokers in trouble: a disk that is full for a while, and one of three that goes away."""
 
 import os
-import signal
 import subprocess
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
 import pytest
+from confluent_kafka.admin import NewTopic
 from tests.conftest import small_settings
-from tests.system.conftest import Live
-from tests.system.test_restart import complete
+from tests.system.conftest import Live, await_first_messages
+from tests.system.test_checkpoint import logs
+from tests.system.test_restart import complete, running
 
 from duetime.admin import create_topics
-from duetime.bench.crash import pipeline_process, send_signal
+from duetime.bench.crash import pipeline_process
 from duetime.client import Producer
 from duetime.local.broker import LocalBroker
 from duetime.local.ports import free_port
@@ -120,8 +122,8 @@ def test_a_disk_that_is_full_for_a_while_loses_and_doubles_nothing(tmp_path):
 
 
 @contextmanager
-def three_brokers(directory, properties=MappingProxyType({})):
-    """Three nodes of one cluster, each broker and controller."""
+def three_brokers(directory, properties=MappingProxyType({}), first=MappingProxyType({})):
+    """Three nodes of one cluster, each broker and controller; `first` is for the first alone."""
     names = range(1, BROKERS + 1)
     ports = {name: (free_port(), free_port()) for name in names}
     voters = ",".join(f"{name}@127.0.0.1:{ports[name][1]}" for name in names)
@@ -132,6 +134,7 @@ def three_brokers(directory, properties=MappingProxyType({})):
             port,
             REPLICATED
             | dict(properties)
+            | (dict(first) if name == 1 else {})
             | {
                 "node.id": str(name),
                 "controller.quorum.voters": voters,
@@ -169,32 +172,79 @@ def test_when_one_of_three_brokers_goes_away_each_message_comes_once(tmp_path):
         complete(live, topic, inbox, ids)
 
 
-#: A replica that stands still stays registered for longer than it does so.
-PATIENT = {"broker.session.timeout.ms": "60000"}
+#: A topic created while one of three brokers is away has no replica there. A follower that lags
+#: stays in sync.
+TWO_OF_THREE = {
+    "default.replication.factor": "2",
+    "offsets.topic.replication.factor": "2",
+    "replica.lag.time.max.ms": "120000",
+}
 
-#: How long it stands still, in seconds: longer than records are tried to be sent, and than what
-#: failed rests; shorter than until it is in sync no more.
-STALL_S = 40.0
+#: How long a fetch of a follower that lags takes, in seconds: longer than a record is tried (10)
+#: and a failed turn rests (11), and shorter than reading back waits (60).
+LAG_S = 50
+
+#: It asks for more than there ever is, so that the leader answers when this time is over.
+LAGS = {
+    "replica.fetch.min.bytes": str(2**30),
+    "replica.fetch.wait.max.ms": str(LAG_S * 1_000),
+    "replica.socket.timeout.ms": str(2 * LAG_S * 1_000),
+}
+
+#: The replicas of each partition of the destination, its leader first.
+FOLLOWED = [[2, 3, 1], [3, 2, 1], [2, 3, 1]]
 
 
-def test_when_a_replica_stalls_each_message_comes_once(tmp_path):
-    """Leaders append what is sent meanwhile, and neither acknowledge nor show it.
+def test_when_a_follower_lags_each_message_comes_once(tmp_path):
+    """Reading back waits for records that lie above the high watermark.
 
-    What is read back then must wait until it is shown. If it did not, it would send again what
-    comes to light when the replica goes on.
+    The first broker is a follower in sync that fetches once in `LAG_S` seconds. It leads nothing,
+    and it has replicas of the destination alone, so that the pipeline commits and keeps its lease.
+    Between two fetches:
+
+    1. The leaders append what the pipeline sends, and do not acknowledge it.
+    2. After 10 s the producers give it up, and the turns and queries fail.
+    3. After another 11 s these are repeated, and read the destination back.
+    4. They send again what they have not found.
+
+    Readers see what was appended in step 1 once the follower has fetched, or has stopped. If step 3
+    does not wait until then, step 4 sends these messages a second time.
     """
-    with three_brokers(tmp_path, PATIENT) as brokers, ExitStack() as closed:
+    with three_brokers(tmp_path, TWO_OF_THREE, LAGS) as brokers, ExitStack() as closed:
         bootstrap = ",".join(each.bootstrap for each in brokers)
-        live = closed.enter_context(cluster(bootstrap, tmp_path, replication_factor=BROKERS))
-        closed.enter_context(pipeline_process(live.settings))
+        follower = brokers[0]
+        follower.stop()
+        live = closed.enter_context(cluster(bootstrap, tmp_path, replication_factor=2))
+        closed.enter_context(running(live, tmp_path))
+        await_first_messages(live)
+        follower.start()
+        topic = followed(live)
         client = closed.enter_context(Producer(live.settings))
-        topic = live.topic(partitions=3)
-        inbox = live.inbox_when_there(topic, partitions=3)
-        ids = schedule(client, topic, 2_000, over_s=60)
-        inbox.until(lambda: len(inbox.arrived) > 50, "the first")
+        inbox = live.inbox_when_there(topic, partitions=len(FOLLOWED))
+        ids = schedule(client, topic, 1_000, over_s=1.5 * LAG_S)
         client.flush()
-        send_signal(brokers[0].pid, signal.SIGSTOP)
-        closed.callback(send_signal, brokers[0].pid, signal.SIGCONT)
-        time.sleep(STALL_S)
-        send_signal(brokers[0].pid, signal.SIGCONT)
+        time.sleep(1.5 * LAG_S)
+        # It has not left the in-sync replicas, and has nothing else.
+        assert partitions_of(live, 1) == {(topic, each) for each in range(len(FOLLOWED))}
+        follower.stop()
         complete(live, topic, inbox, ids)
+        assert "waiting for replicas" in logs(tmp_path)
+        # A client may have chosen it to delete topics.
+        follower.start()
+
+
+def followed(live):
+    """Create a destination that the first broker follows."""
+    topic = f"to_{uuid.uuid4().hex[:8]}"
+    stamped = {"message.timestamp.type": "LogAppendTime"}
+    wanted = NewTopic(topic, num_partitions=3, replica_assignment=FOLLOWED, config=stamped)
+    live.admin.create_topics([wanted])[topic].result()
+    return topic
+
+
+def partitions_of(live, node):
+    """Return the partitions where the broker, which leads none, is in sync."""
+    topics = live.admin.list_topics(timeout=PATIENCE_S).topics.values()
+    partitions = [(one.topic, each) for one in topics for each in one.partitions.values()]
+    assert all(each.leader != node for _, each in partitions)
+    return {(topic, each.id) for topic, each in partitions if node in each.isrs}
