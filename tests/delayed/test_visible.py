@@ -1,13 +1,15 @@
 """Delayed topics made visible, on a real broker. Nothing of this needs Spark."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import uuid
 from contextlib import contextmanager
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, Producer, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.conftest import eventually, small_settings
@@ -57,14 +59,14 @@ class Shown:
         self.names = TopicNames(self.settings)
         names = self.names
         failed = names.failed, names.rejected, names.dead, names.redriven
-        rest = dict.fromkeys(failed, (1, kept))
+        rest = dict.fromkeys((*failed, names.leader), (1, kept))
         places = {self.delayed: (3, delayed), self.name: (2, visible)} | rest
         wanted = [
             NewTopic(name, count, config=STAMPED | {"max.message.bytes": str(most_bytes)})
             for name, (count, most_bytes) in places.items()
         ]
-        admin = AdminClient(librdkafka_properties(self.settings))
-        for created in admin.create_topics(wanted).values():
+        self._admin = AdminClient(librdkafka_properties(self.settings))
+        for created in self._admin.create_topics(wanted).values():
             created.result()
         self._producer = Producer(librdkafka_properties(self.settings) | OF_ANY_SIZE | IN_ORDER)
         self._consumer = Consumer(librdkafka_properties(self.settings) | {"group.id": "test"})
@@ -88,6 +90,12 @@ class Shown:
         found = self._consumer.consume(count, timeout=PATIENCE_S)
         assert (len(found), self.count(topic, partition)) == (count, count)
         return found
+
+    def members(self):
+        """How many have joined to lead."""
+        group = self.names.leader_group
+        found = self._admin.describe_consumer_groups([group])[group].result()
+        return len([each for each in found.members if found.state is ConsumerGroupState.STABLE])
 
     def count(self, topic, partition=0):
         place = TopicPartition(topic, partition)
@@ -348,8 +356,60 @@ def test_killed_at_any_moment_each_appears_once_and_in_order(shown, now_ms):
     assert found == sorted(range(3_000), key=lambda number: (number * 7919 % 3_000, number))
 
 
-def started(shown):
-    process = subprocess.Popen([sys.executable, "-c", VISIBLE], stdin=subprocess.PIPE, text=True)
+#: Sends while it leads, by its lease alone: it does not see how long it stood still.
+LED = """
+import json, math, sys
+from duetime.clock import SystemClock
+from duetime.config import Settings
+from duetime.delayed import visible
+from duetime.pipeline.election import Election
+asked = json.load(sys.stdin)
+settings = Settings(**asked["settings"])
+election = Election(settings, SystemClock())
+election.start()
+visible.PAUSE_S = math.inf
+election.is_leading.wait()
+visible.Visible(settings, asked["topic"], election.holds_lease)._keep()
+"""
+
+
+@pytest.mark.hostile
+def test_a_leader_paused_for_longer_than_its_session_sends_nothing_more(shown, now_ms):
+    """The leader goes on while another leads, which has sent what became due meanwhile.
+
+    The old leader knows these records from before the pause. Its consumer returns them before it
+    hears that its partitions are another's, so that only the lease keeps it from sending them.
+    """
+    count, step_ms = 4_000, 5
+    for number in range(count):
+        shown.send(now_ms + 5_000 + step_ms * number, f"{number}")
+    shown.flush()
+    with ended(started(shown, LED)) as leader:
+        eventually(lambda: shown.count(shown.name) > 200)
+        with ended(started(shown, LED)):
+            eventually(lambda: shown.members() == 2)
+            os.kill(leader.pid, signal.SIGSTOP)
+            before = shown.count(shown.name)
+            # By the other one, which has sent all that was due by then.
+            eventually(lambda: shown.count(shown.name) > before + 2_000)
+            os.kill(leader.pid, signal.SIGCONT)
+            found = shown.records(shown.name, count)
+            assert leader.poll() is None
+    assert [int(each.value()) for each in found] == list(range(count))
+
+
+@contextmanager
+def ended(process):
+    """The process, which is killed at the end."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def started(shown, program=VISIBLE):
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, text=True)
     asked = {"settings": revealed(shown.settings), "topic": shown.delayed}
     process.stdin.write(json.dumps(asked))
     process.stdin.close()
