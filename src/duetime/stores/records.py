@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, Self, cast
 
 from confluent_kafka import Consumer, Message, TopicPartition
@@ -29,6 +30,9 @@ READS_RANGES = {
     "enable.partition.eof": True,
     # A fetch at the end of one range would hold up the first of the next.
     "fetch.wait.max.ms": 10,
+    # While another range is looked at, a client fetches until its queue is full. It would go on a
+    # second later, also at another offset.
+    "fetch.queue.backoff.ms": 5,
 }
 
 #: How much of a partition is fetched at a time, in bytes: the client's default.
@@ -164,6 +168,8 @@ class RangeReader:
             | {"group.id": group or f"{settings.namespace}.reader", "isolation.level": isolation}
             | {"fetch.message.max.bytes": fetch_bytes}
         )
+        #: Topics whose leaders the client knows.
+        self._known = set[str]()
 
     def __enter__(self) -> Self:
         return self
@@ -188,6 +194,10 @@ class RangeReader:
         """All records of these ranges as they are; those of an open transaction are none yet."""
         ends = {(each.topic, each.partition): each.end for each in ranges if each.count > 0}
         left = sum(each.count for each in ranges)
+        for topic in {each.topic for each in ranges} - self._known:
+            # Once it is connected, the client looks for a leader a second after it is assigned.
+            answer(partial(self._consumer.list_topics, topic, timeout=TIMEOUT_S))
+            self._known.add(topic)
         self._consumer.assign(
             [TopicPartition(each.topic, each.partition, each.start) for each in ranges]
         )
@@ -205,9 +215,6 @@ class RangeReader:
     def committed(self, place: Place) -> int | None:
         """Return what the group has committed for the partition, if anything. Raises KafkaError."""
         asked = [TopicPartition(*place)]
-        # Of a topic that only its group was asked about, the client looks for the leader a second
-        # after it is told to read there.
-        answer(lambda: self._consumer.list_topics(place[0], timeout=TIMEOUT_S))
         (found,) = answer(lambda: self._consumer.committed(asked, timeout=TIMEOUT_S))
         if found.error is not None:
             raise KafkaError(f"Kafka did not answer about offsets ({found.error.str()})")
