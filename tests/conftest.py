@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from itertools import count
 from types import MappingProxyType
 
+import hypothesis
 import pytest
 import pytest_timeout
 from confluent_kafka import Producer
@@ -48,6 +49,9 @@ FROM_OUTSIDE = {"spark_properties"}
 # than it saves.
 os.environ["DUETIME_SPARK_PROPERTIES"] = json.dumps({JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"})
 
+# A shared machine may stand still for seconds, at any example.
+hypothesis.settings.register_profile("shared", deadline=None)
+hypothesis.settings.load_profile("shared")
 
 #: W3C Trace Context: the sender's trace goes on with whoever reads the message.
 TRACE = (

@@ -81,7 +81,7 @@ def test_spark_finds_the_places_that_python_finds(spark, taken):
 
 
 #: A job each, so few of many pairs; those above are on every edge.
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(st.integers(0, LATEST_MS), st.integers(0, 2**44)), min_size=1))
 def test_spark_finds_the_places_of_any_instants(spark, drawn):
     assert_same_places(spark, drawn)

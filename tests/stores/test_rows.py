@@ -77,8 +77,6 @@ def handed_over(given_records):
     return pa.RecordBatch.from_pydict({name: columns[name] for name in (*VALUES, "headers")})
 
 
-# Arrow takes a moment when it is first used.
-@settings(deadline=None)
 @given(st.lists(records, min_size=1, max_size=6), st.integers(0, 3))
 def test_rows_are_made_of_columns_whole_or_a_part_of_them(given_records, skipped):
     rows = list(rows_of(handed_over(given_records).slice(skipped)))
