@@ -130,6 +130,9 @@ class Forwarder:
                 "transaction.timeout.ms": int(TIMEOUT_S * 1_000),
                 "delivery.timeout.ms": int(DELIVERY_S * 1_000),
                 "linger.ms": 0,
+                # While the last transaction is being ended, brokers ask to try again.
+                "retry.backoff.ms": 5,
+                "retry.backoff.max.ms": 100,
                 # As Kafka's Java producer places a key.
                 "partitioner": "murmur2_random",
                 "message.max.bytes": settings.max_message_bytes + 4 * OVERHEAD_BYTES,
