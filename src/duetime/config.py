@@ -178,6 +178,12 @@ class Settings(Connection, BaseSettings):
         "job",
     )
 
+    transactional_delivery: bool = Field(
+        False,
+        description="Deliver what is due here in Kafka's transactions, so that no request that was "
+        "held up counts later: some ms later, and for consumers that read committed records "
+        "([why](guarantees.md#delivery-in-transactions))",
+    )
     retry_attempts: Annotated[int, Field(ge=1)] = Field(
         10, description="How often a message is tried to be delivered before it is a dead letter"
     )

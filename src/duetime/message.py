@@ -160,7 +160,7 @@ MARKERS = "__markers"
 
 #: A topic of a namespace, but for its intake: others than duetime may have topics called so.
 NAMESPACE_TOPIC = (
-    r"^[a-zA-Z0-9_-]{1,40}\.(control|rejected|failed|isolated|dead|redriven|lanes|store|recurring|series|"
+    r"^[a-zA-Z0-9_-]{1,40}\.(control|rejected|failed|isolated|sending|dead|redriven|lanes|store|recurring|series|"
     rf"warmup|wake|leader|wheel\.[0-9]+|outbox\.[a-zA-Z0-9_-]+){END}"
 )
 

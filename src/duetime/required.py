@@ -146,6 +146,7 @@ def required_topics(settings: Settings) -> list[Topic]:
         _kept_topic(names.rejected, settings),
         _kept_topic(names.failed, settings, only_copy=True),
         _kept_topic(names.isolated, settings, only_copy=True),
+        _kept_topic(names.sending, settings, only_copy=True),
         _kept_topic(names.dead, settings),
         _kept_topic(names.redriven, settings),
         _kept_topic(names.recurring, settings, only_copy=True),

@@ -32,6 +32,7 @@ class TopicNames:
         self.failed = f"{self._prefix}.failed"
         self.dead = f"{self._prefix}.dead"
         self.isolated = f"{self._prefix}.isolated"
+        self.sending = f"{self._prefix}.sending"
         self.redriven = f"{self._prefix}.redriven"
         self.lanes = f"{self._prefix}.lanes"
         self.store = f"{self._prefix}.store"

@@ -175,20 +175,25 @@ def test_what_waits_when_it_is_stopped_comes_after_it_is_started_again(live, tmp
         complete(live, topic, inbox, ids)
 
 
-def test_a_kill_loses_nothing_and_sends_nothing_twice(live, tmp_path):
+@pytest.mark.parametrize(
+    "delivery",
+    [{}, {"DUETIME_TRANSACTIONAL_DELIVERY": "true"}],
+    ids=["read back", "in transactions"],
+)
+def test_a_kill_loses_nothing_and_sends_nothing_twice(live, tmp_path, delivery):
     """In every stage at once: at the intake, in lanes, in windows, and on far levels."""
     topic = live.topic()
     inbox = live.inbox(topic)
-    with running(live, tmp_path) as process:
+    with running(live, tmp_path, **delivery) as process:
         ids = schedule(live, topic, 300, over_s=3) | schedule(live, topic, 600, over_s=30)
         inbox.until(lambda: len(inbox.arrived) > 100, "the first messages")
         ids |= schedule(live, topic, 300, over_s=3)
         kill(process)
     ids |= schedule(live, topic, 50, over_s=1)
-    with running(live, tmp_path, DUETIME_FAULT=Point.RECOVER_SENT) as process:
+    with running(live, tmp_path, DUETIME_FAULT=Point.RECOVER_SENT, **delivery) as process:
         # It is killed in the middle of recovering.
         inbox.until(lambda: not process.running, "the fault")
-    with running(live, tmp_path):
+    with running(live, tmp_path, **delivery):
         complete(live, topic, inbox, ids)
 
 

@@ -52,6 +52,9 @@ def lateness(  # noqa: PLR0913 (a command's options)
         Mode | None,
         typer.Option(help="Beside a destination that takes nothing; on brokers of its own."),
     ] = None,
+    transactions: Annotated[
+        bool, typer.Option("--transactions", help="Delivered in Kafka's transactions.")
+    ] = False,
     store: Store = "kafka",
     kafka: Kafka = None,
     as_json: AsJson = False,
@@ -61,6 +64,8 @@ def lateness(  # noqa: PLR0913 (a command's options)
 
     if stuck and (kafka or outbox or missing or runs > 1 or destinations > 1 or store != "kafka"):
         raise typer.BadParameter("--stuck goes with --rate, --seconds, --delay and --value-bytes")
+    if transactions and (outbox or stuck):
+        raise typer.BadParameter("--transactions goes with destinations of this cluster")
     if missing >= destinations:
         raise typer.BadParameter("--missing must be less than --destinations")
     plan = LoadPlan(
@@ -75,7 +80,10 @@ def lateness(  # noqa: PLR0913 (a command's options)
         show("lateness", _beside_stuck(stuck, plan, warm_up), as_json=as_json)
         return
     targets, beds = bench.Targets(destinations, missing), testbed_of_two if outbox else testbed
-    with own_store(store) as place, beds(kafka, store=place) as settings:
+    with (
+        own_store(store) as place,
+        beds(kafka, store=place, transactional_delivery=transactions) as settings,
+    ):
         done = bench.lateness(settings, plan, runs, warm_up, targets)
     # Counts are added up, and all other figures are medians.
     result = summed_up([each.figures() for each in done], summed=COUNTS)

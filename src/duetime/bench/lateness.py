@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from duetime.bench.appends import Appends
 from duetime.bench.load import LoadPlan, Sent, start_load
-from duetime.bench.reader import read_arrivals
+from duetime.bench.reader import Arrivals, CommittedReader, read_arrivals
 from duetime.bench.report import Report, Second, report, timeline
 from duetime.bench.say import say
 from duetime.bench.testbed import create_destinations, destination
@@ -92,9 +92,24 @@ def running_pipeline(settings: Settings) -> Iterator[Pipeline]:
 
 def run_once(settings: Settings, plan: LoadPlan, name: str, targets: Targets) -> Run:
     """Send the plan to new destinations, wait until all of it came, and read it there."""
-    topics, sent = deliver(settings, plan, name, targets)
-    arrivals = read_arrivals(_there(settings, plan), topics)
+    if settings.transactional_delivery:
+        arrivals, sent = _committed(settings, plan, name, targets)
+    else:
+        topics, sent = deliver(settings, plan, name, targets)
+        arrivals = read_arrivals(_there(settings, plan), topics)
     return Run(sent=sent, report=report(arrivals, sent.sent), seconds=timeline(arrivals))
+
+
+def _committed(
+    settings: Settings, plan: LoadPlan, name: str, targets: Targets
+) -> tuple[Arrivals, Sent]:
+    topics = [destination(settings, f"{name}-{number}") for number in range(targets.topics)]
+    with CommittedReader(settings, topics) as reader:
+        _, sent = deliver(settings, plan, name, targets)
+        # Transactions leave marks, so that there are more offsets than records.
+        if not reader.wait_for(sent.sent, PATIENCE_S):
+            say(f"not all were committed within {PATIENCE_S:.0f} s")
+        return reader.arrivals, sent
 
 
 def deliver(

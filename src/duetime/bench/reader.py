@@ -1,11 +1,16 @@
 """Reading what came out: how late each message was by the broker's stamp, not the reader's pace.
 
-Read after a run, so that the reader does not compete with what is measured.
+Read after a run, so that the reader does not compete with what is measured. But what is delivered
+in a transaction is stamped before it ends: that is read while it comes.
 """
 
+import threading
+import time
+import uuid
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from confluent_kafka import (
     TIMESTAMP_LOG_APPEND_TIME,
@@ -22,6 +27,9 @@ from duetime.message import DUE_AT_MS, DUE_ID
 
 #: Records fetched at a time.
 BATCH = 5_000
+
+#: How often is looked whether there are more, in seconds.
+LOOK_S = 0.1
 
 #: How long records that exist may take to come, in seconds.
 PATIENCE_S = 20.0
@@ -61,6 +69,53 @@ def read_arrivals(settings: Settings, topics: Sequence[str]) -> Arrivals:
         ) from error
     finally:
         consumer.close()
+
+
+class CommittedReader:
+    """Reads destinations while they fill, as a consumer of committed records: `arrivals`.
+
+    How late one is says this machine's clock. Topics may be created later.
+    """
+
+    def __init__(self, settings: Settings, topics: Sequence[str]) -> None:
+        self.arrivals = Arrivals()
+        self._consumer = Consumer(
+            librdkafka_properties(settings)
+            | {"group.id": f"{settings.namespace}.bench-{uuid.uuid4().hex}"}
+            | {"enable.auto.commit": False, "auto.offset.reset": "earliest"}
+            | {"isolation.level": "read_committed", "topic.metadata.refresh.interval.ms": 500}
+        )
+        self._consumer.subscribe(list(topics))
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._consumer.close()
+
+    def wait_for(self, count: int, timeout_s: float) -> bool:
+        """Whether at least so many came within the time."""
+        deadline = time.monotonic() + timeout_s
+        while len(self.arrivals.late_ms) < count and time.monotonic() < deadline:
+            self._stopping.wait(LOOK_S)
+        return len(self.arrivals.late_ms) >= count
+
+    def _read(self) -> None:
+        while not self._stopping.is_set():
+            first = self._consumer.poll(LOOK_S)
+            messages = [first, *self._consumer.consume(BATCH - 1, 0)] if first else []
+            now_ms = time.time_ns() // 1_000_000
+            for message in messages:
+                # Of a topic that is not there yet.
+                if not message.error():
+                    headers = dict(message.headers() or ())
+                    due_ms = int(headers[DUE_AT_MS] or b"")
+                    self.arrivals.add(due_ms, now_ms - due_ms, headers[DUE_ID])
 
 
 def _read(consumer: Consumer, topics: Sequence[str]) -> Arrivals:

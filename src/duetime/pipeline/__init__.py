@@ -13,6 +13,7 @@ what cannot be sent -> failed topic -> [failures] -> a lane or a slot, for a ret
 retries, and what may be refused -> isolated topic -> [isolated: one by one] -> destination | failed
 a queue's markers -> [redelivery: what is open too long, fetched] -> the queue | a lane or a slot
 
+with transactional delivery, to a destination: sending topic -> [transactional] -> destination
 with another store, instead of a slot:   store topic -> [saving] -> store -> [turn] -> destination
 with Aerospike's notifications           notices topic -> [notices] --------> [turn] -> destination
 
@@ -22,6 +23,7 @@ failures        a micro-batch query: retries with back-off, and dead letters
 isolated        a micro-batch query: sends record by record, and knows what became of each
 saving          a micro-batch query: what is to wait in another store than Kafka is saved there
 notices         a micro-batch query: what Aerospike says is due is taken up
+transactional   delivers in Kafka's transactions, where that is switched on
 claims          reads what is to be taken up, from whatever store
 redelivery      a micro-batch query with state: what a queue's workers do not acknowledge
 waking          wakes redelivery when its next message is overdue: until then it sleeps

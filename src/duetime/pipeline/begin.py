@@ -186,7 +186,11 @@ class Begin:
     def _in_batches(self, name: str, topic: str, most: int = ALL) -> DataFrame:
         self._checkpoints.open(name, [topic])
         batch = min(self._settings.batch_records, most)
-        return read_stream(self._spark, self._settings, [topic], batch=batch)
+        # The transactional sink writes to one of them.
+        committed_only = self._settings.transactional_delivery
+        return read_stream(
+            self._spark, self._settings, [topic], batch=batch, committed_only=committed_only
+        )
 
     def _recover(self, name: str, topics: Sequence[str], recover: Callable[[], None]) -> None:
         """Finish what a query had in flight, where there can be anything: it takes seconds."""

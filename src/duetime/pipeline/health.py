@@ -212,5 +212,5 @@ def _own(settings: Settings, cluster: str | None) -> list[str]:
     names = TopicNames(settings)
     wheel = (names.wheel(level) for level in range(settings.wheel_levels))
     outboxes = (names.outbox(each) for each in settings.clusters)
-    ended = (names.isolated, names.failed, names.dead, names.rejected)
+    ended = (names.isolated, names.sending, names.failed, names.dead, names.rejected)
     return [*wheel, *outboxes, *ended, *names.own, names.lanes, names.store, names.series]

@@ -34,6 +34,7 @@ from duetime.pipeline.recurring import RECURRING
 from duetime.pipeline.release import Release
 from duetime.pipeline.saving import SAVED_KEPT_MS, SAVING
 from duetime.pipeline.transaction_watch import TransactionWatch
+from duetime.pipeline.transactional import TransactionalDelivery
 from duetime.pipeline.turn import Turn
 from duetime.pipeline.waking import Waking
 from duetime.pipeline.written import Written
@@ -113,6 +114,7 @@ class Leader:
                 self._means.fence.start()
                 self._to_stop.callback(self._means.fence.stop)
             stores = self._stores()
+            self._start([self._transactional()])
             self._releases = [self._release(each) for each in stores]
             self._queries = self._begun_by(self._notices(stores[-1]))
             # What they tell when they have been begun is of no more use behind that.
@@ -250,6 +252,17 @@ class Leader:
             free_read(self._wheel, query, now_ms - DELIVERED_KEPT_MS)
         elif name == SAVING:
             free_read(self._wheel, query, now_ms - SAVED_KEPT_MS)
+
+    def _transactional(self) -> TransactionalDelivery:
+        means = self._means
+        isolate = means.destinations[None].isolate
+        return TransactionalDelivery(
+            self._settings, means.clock, means.holds_lease, isolate, self._free_sent
+        )
+
+    def _free_sent(self, end: int) -> None:
+        kept_since_ms = self._means.clock.now_ms() - DELIVERED_KEPT_MS
+        self._wheel.free({(TopicNames(self._settings).sending, 0): end}, kept_since_ms)
 
     def _partitions(self, name: str) -> Mapping[str, int]:
         """How many partitions the topics have that others may add some to."""

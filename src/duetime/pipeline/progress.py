@@ -32,7 +32,7 @@ def progress(settings: Settings) -> Column:
     stage = F.when(topic == names.lanes, levels + lanes - F.col("partition")).otherwise(stage)
     last = levels + lanes + 1
     outboxes = [names.outbox(each) for each in settings.clusters]
-    stage = F.when(topic.isin(*outboxes), last).otherwise(stage)
+    stage = F.when(topic.isin(*outboxes, names.sending), last).otherwise(stage)
     stage = F.when(topic == names.isolated, last + 1).otherwise(stage)
     stage = F.when(topic == names.failed, last + 2).otherwise(stage)
     attempts = state_number(waiting_text(F.col("headers"), DUE_STATE), "attempts")

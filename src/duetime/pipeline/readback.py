@@ -61,6 +61,7 @@ class ReadBack:
         self._spark = spark
         self._keeping = keeping
         self._names = TopicNames(settings)
+        self._is_transactional = settings.transactional_delivery
         self._progress = progress(settings).alias("progress")
         self._own_topics = _own_topics(settings)
         self._here = Reach(settings)
@@ -89,7 +90,9 @@ class ReadBack:
     ) -> DataFrame | None:
         """Of what was appended to these destinations. Warns of those that cannot be read."""
         seen = seen or Seen()
-        ends = self._ends(self._there, topics)
+        # What was sent in a transaction that was aborted is not delivered.
+        committed_only = self._there is self._here and self._is_transactional
+        ends = self._ends(self._there, topics, committed_only=committed_only)
         for topic, _ in self._awaited(self._there, ends, seen):
             self._tell(topic, "it has records that its replicas do not have yet")
         ranges = self._appended(self._there, ends, since_ms, seen.ends)
@@ -147,7 +150,10 @@ class ReadBack:
     def _ids(
         self, at: "Reach", ranges: Sequence[OffsetRange], destinations: Sequence[str]
     ) -> DataFrame:
-        records = read_ranges(self._spark, at.settings, ranges, all_there=False)
+        committed_only = bool(destinations) and at is self._here and self._is_transactional
+        records = read_ranges(
+            self._spark, at.settings, ranges, all_there=False, committed_only=committed_only
+        )
         return records.select(*self._columns(destinations)).where("id is not null")
 
     def _columns(self, destinations: Sequence[str]) -> list[Column]:
@@ -162,9 +168,12 @@ class ReadBack:
         place = self._progress, *map(F.col, PLACE)
         return [name.alias("id"), delivered.alias("is_delivered"), *place]
 
-    def _ends(self, at: "Reach", topics: Sequence[str]) -> dict[Place, int]:
+    def _ends(
+        self, at: "Reach", topics: Sequence[str], *, committed_only: bool = False
+    ) -> dict[Place, int]:
         """Where the partitions end of those topics that we may read."""
-        return at.offsets.ends(place for topic in topics for place in self._readable(at, topic))
+        places = (place for topic in topics for place in self._readable(at, topic))
+        return at.offsets.ends(places, committed_only=committed_only)
 
     def _awaited(self, at: "Reach", ends: dict[Place, int], seen: Seen) -> list[Place]:
         """Wait until readers are shown all that leaders have by now, and move `ends` there.
@@ -278,5 +287,5 @@ def _own_topics(settings: Settings) -> list[str]:
     names = TopicNames(settings)
     wheel = [names.wheel(level) for level in range(settings.wheel_levels)]
     outboxes = [names.outbox(each) for each in settings.clusters]
-    ends = [names.isolated, names.failed, names.dead, names.rejected]
+    ends = [names.isolated, names.sending, names.failed, names.dead, names.rejected]
     return [*wheel, *outboxes, names.store, names.lanes, *ends]

@@ -81,11 +81,16 @@ class Routes:
     def delivered(self, message: Waiting) -> SinkRow:
         """To its destination, or on its way to another cluster, or to be sent by itself."""
         outbox = F.concat(F.lit(self._names.outbox("")), message.cluster)
-        return choose(
+        cases = [
             (is_isolated(F.col(KNOWN)), self.isolated(message)),
             (message.cluster.isNotNull(), _own(outbox, F.lit(None), message)),
-            otherwise=self.destination(message),
-        )
+        ]
+        if self._settings.transactional_delivery:
+            # A series wakes by a topic of our own.
+            is_ours = message.topic == self._names.recurring
+            sending = _own(F.lit(self._names.sending), F.lit(None), message)
+            cases.append((~is_ours, sending))
+        return choose(*cases, otherwise=self.destination(message))
 
     def destination(self, message: Waiting) -> SinkRow:
         """To where the sender wanted it, on whatever cluster the sink is for."""
