@@ -6,13 +6,14 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.conftest import small_settings
+from tests.conftest import eventually, small_settings
 
 from duetime.clock import SystemClock
 from duetime.config import Settings
 from duetime.connection import librdkafka_properties
 from duetime.message import WAITING_HEADERS
-from duetime.pipeline.transactional import Forwarder
+from duetime.pipeline import transactional
+from duetime.pipeline.transactional import Forwarder, TransactionalDelivery
 from duetime.topics import TopicNames
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -115,7 +116,7 @@ def test_who_forwarded_before_is_fenced_off(sending):
         old._producer.begin_transaction()
         old._producer.produce(topic, "in the middle")
         assert old._producer.flush(PATIENCE_S) == 0
-        sending.due(topic, "in the middle")
+        sending.due(topic, "in-the-middle")
         with sending.forwarder() as new:
             sending.forward(new, start + 2)
             old._producer.produce(topic, "too late")
@@ -123,7 +124,7 @@ def test_who_forwarded_before_is_fenced_off(sending):
                 old._producer.commit_transaction(PATIENCE_S)
             sending.due(topic, "after")
             sending.forward(new, start + 3)
-    assert sending.values(topic) == ["before", "in the middle", "after"]
+    assert sending.values(topic) == ["before", "in-the-middle", "after"]
 
 
 def test_what_comes_again_is_left_out_also_after_a_restart(sending):
@@ -169,3 +170,63 @@ def test_nothing_is_left_out_where_the_topic_has_never_been_read(sending):
         forwarder.begin()
         sending.forward(forwarder, forwarder.position + 1)
     assert sending.values(topic) == ["left"]
+
+
+def test_what_is_none_of_ours_stops_nothing(sending):
+    topic = sending.destination()
+    before = len(sending.arrived(sending.names.isolated))
+    sending.due("t", "x", name="no id")
+    sending._producer.produce(sending.names.sending, "foreign", headers=[("due-topic", b"\xff")])
+    sending._producer.produce(sending.names.sending, None)
+    sending.due(topic, "ours")
+    with sending.forwarder() as forwarder:
+        sending.forward(forwarder, forwarder.position + 4)
+    assert sending.values(topic) == ["ours"]
+    assert len(sending.arrived(sending.names.isolated)) == before + 3
+
+
+@contextmanager
+def delivering(sending, **changed):
+    freed = []
+    settings = sending.settings.model_copy(update=changed)
+    found = TransactionalDelivery(
+        settings, SystemClock(), lambda: True, sending.isolated.append, freed.append
+    )
+    found.start()
+    try:
+        yield found, freed
+    finally:
+        found.close()
+
+
+def test_a_message_that_cannot_be_sent_does_not_stop_those_behind_it(sending, monkeypatch):
+    """Nothing else is in its batch, so that it may as well be the cluster that fails."""
+    monkeypatch.setattr(transactional, "DELIVERY_S", 1.0)
+    topic, missing = sending.destination(), f"to_{uuid.uuid4().hex[:8]}"
+    before = len(sending.arrived(sending.names.isolated))
+    sending.due(missing, "alone")
+    with delivering(sending):
+        eventually(lambda: len(sending.arrived(sending.names.isolated)) == before + 1)
+        sending.due(topic, "behind")
+        eventually(lambda: sending.values(topic) == ["behind"])
+
+
+def test_what_is_left_is_sent_and_freed_when_it_is_switched_off(sending):
+    topic = sending.destination()
+    sending.due(topic, "left-over")
+    with delivering(sending, transactional_delivery=False) as (delivery, freed):
+        eventually(lambda: bool(freed))
+        delivery.close()
+        with sending.forwarder() as forwarder:
+            assert freed == [forwarder.position]
+            assert not forwarder.is_behind()
+    assert sending.values(topic) == ["left-over"]
+
+
+def test_many_ids_are_forgotten_at_once(sending):
+    """A plain dict takes hours for it: to find the first one it passes all that are gone."""
+    with sending.forwarder() as forwarder:
+        forwarder._forwarded.clear()
+        forwarder._forwarded.update((b"%d" % number, 0.0) for number in range(1_000_000))
+        assert forwarder._new([]) == []
+        assert not forwarder._forwarded

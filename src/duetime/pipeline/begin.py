@@ -186,8 +186,8 @@ class Begin:
     def _in_batches(self, name: str, topic: str, most: int = ALL) -> DataFrame:
         self._checkpoints.open(name, [topic])
         batch = min(self._settings.batch_records, most)
-        # The transactional sink writes to one of them.
-        committed_only = self._settings.transactional_delivery
+        # The transactional sink writes there, or did before it was switched off.
+        committed_only = topic == self._names.isolated
         return read_stream(
             self._spark, self._settings, [topic], batch=batch, committed_only=committed_only
         )

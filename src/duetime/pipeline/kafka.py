@@ -115,7 +115,8 @@ def read_ranges(
         # there are 128: with 4 MiB each, they filled the heap at 10,000 messages/s.
         "kafka.max.partition.fetch.bytes": str(1024 * 1024),
         # A fixed group lets the connector's pool give the next window an open consumer.
-        "kafka.group.id": f"{settings.namespace}.release.reader",
+        # Spark takes one consumer for all that one group reads of a partition, in one way.
+        "kafka.group.id": f"{settings.namespace}.release.reader" + ".committed" * committed_only,
         # After each poll Spark asks twice for offsets: fewer polls of more records.
         "kafka.max.poll.records": "5000",
     }

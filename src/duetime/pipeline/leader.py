@@ -261,7 +261,10 @@ class Leader:
         )
 
     def _free_sent(self, end: int) -> None:
-        kept_since_ms = self._means.clock.now_ms() - DELIVERED_KEPT_MS
+        kept_since_ms = None
+        if self._settings.transactional_delivery:
+            kept_since_ms = self._means.clock.now_ms() - DELIVERED_KEPT_MS
+        # Where it is switched off nobody commits there any more, and offsets expire.
         self._wheel.free({(TopicNames(self._settings).sending, 0): end}, kept_since_ms)
 
     def _partitions(self, name: str) -> Mapping[str, int]:

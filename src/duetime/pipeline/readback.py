@@ -61,7 +61,7 @@ class ReadBack:
         self._spark = spark
         self._keeping = keeping
         self._names = TopicNames(settings)
-        self._is_transactional = settings.transactional_delivery
+        self._has_transactions = settings.transactional_delivery
         self._progress = progress(settings).alias("progress")
         self._own_topics = _own_topics(settings)
         self._here = Reach(settings)
@@ -90,11 +90,12 @@ class ReadBack:
     ) -> DataFrame | None:
         """Of what was appended to these destinations. Warns of those that cannot be read."""
         seen = seen or Seen()
-        # What was sent in a transaction that was aborted is not delivered.
-        committed_only = self._there is self._here and self._is_transactional
-        ends = self._ends(self._there, topics, committed_only=committed_only)
+        ends = self._ends(self._there, topics)
         for topic, _ in self._awaited(self._there, ends, seen):
             self._tell(topic, "it has records that its replicas do not have yet")
+        if self._is_transactional(self._there):
+            # What was sent in a transaction that was aborted is not delivered.
+            ends |= self._there.offsets.ends(ends, committed_only=True)
         ranges = self._appended(self._there, ends, since_ms, seen.ends)
         new = {place: end for place, end in ends.items() if place not in seen.ends}
         self._tell_removed(new, ranges)
@@ -150,7 +151,7 @@ class ReadBack:
     def _ids(
         self, at: "Reach", ranges: Sequence[OffsetRange], destinations: Sequence[str]
     ) -> DataFrame:
-        committed_only = bool(destinations) and at is self._here and self._is_transactional
+        committed_only = bool(destinations) and self._is_transactional(at)
         records = read_ranges(
             self._spark, at.settings, ranges, all_there=False, committed_only=committed_only
         )
@@ -168,12 +169,16 @@ class ReadBack:
         place = self._progress, *map(F.col, PLACE)
         return [name.alias("id"), delivered.alias("is_delivered"), *place]
 
-    def _ends(
-        self, at: "Reach", topics: Sequence[str], *, committed_only: bool = False
-    ) -> dict[Place, int]:
+    def _is_transactional(self, at: "Reach") -> bool:
+        """Whether messages are, or ever were, delivered there in transactions."""
+        if at is self._here and not self._has_transactions:
+            place = self._names.sending, 0
+            self._has_transactions = at.offsets.ends([place])[place] > 0
+        return at is self._here and self._has_transactions
+
+    def _ends(self, at: "Reach", topics: Sequence[str]) -> dict[Place, int]:
         """Where the partitions end of those topics that we may read."""
-        places = (place for topic in topics for place in self._readable(at, topic))
-        return at.offsets.ends(places, committed_only=committed_only)
+        return at.offsets.ends(place for topic in topics for place in self._readable(at, topic))
 
     def _awaited(self, at: "Reach", ends: dict[Place, int], seen: Seen) -> list[Place]:
         """Wait until readers are shown all that leaders have by now, and move `ends` there.
