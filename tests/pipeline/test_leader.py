@@ -9,6 +9,8 @@ from duetime.config import Settings
 from duetime.metrics import RECOVERY_SECONDS
 from duetime.pipeline.leader import Leader
 
+NOTHING = SimpleNamespace(start=int, close=int)
+
 
 def recovered(query):
     return REGISTRY.get_sample_value("duetime_recovery_seconds", {"query": query})
@@ -24,6 +26,7 @@ def test_how_long_queries_recovered_is_told_while_it_leads_alone(monkeypatch):
     monkeypatch.setattr(Leader, "_stores", lambda _: [None])
     monkeypatch.setattr(Leader, "_release", lambda *_: nothing)
     monkeypatch.setattr(Leader, "_begun_by", lambda *_: queries)
+    monkeypatch.setattr(Leader, "_transactional", lambda _: NOTHING)
     monkeypatch.setattr(Leader, "_beside", lambda _: [])
     leader = Leader(SimpleNamespace(settings=Settings(), fence=None, clock=SetClock(0)))
 
@@ -47,6 +50,7 @@ def test_a_store_that_cannot_be_read_at_start_does_not_keep_it_from_leading(monk
     monkeypatch.setattr(Leader, "_release", lambda *_: next(releases))
     queries = SimpleNamespace(start=lambda *_: None, stop=dict)
     monkeypatch.setattr(Leader, "_begun_by", lambda *_: queries)
+    monkeypatch.setattr(Leader, "_transactional", lambda _: NOTHING)
     monkeypatch.setattr(Leader, "_beside", lambda _: [])
     leader = Leader(SimpleNamespace(settings=Settings(), fence=None, clock=SetClock(0)))
 
