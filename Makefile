@@ -12,20 +12,23 @@ ROOM_MIB := 2000
 # One sentence that says what to do, instead of a stack trace.
 DIE := die() { echo "setup: $$1" >&2; exit 1; };
 
-# Of tests in several processes: so many failures have one cause, which is told at once, and a process that died may
-# not be started again, since it would get the test that it died of.
-GIVE_UP := --maxfail=10 --max-worker-restart=0
+# Processes that share the tests: as many as cores, since each runs a broker and Spark.
+WORKERS ?= 2
+
+# Ten failures have one cause, which is told at once. A process that died is not started again, since it would get the
+# test that it died of.
+IN_PARALLEL = -n $(WORKERS) --no-loadscope-reorder --maxfail=10 --max-worker-restart=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test again hostile check lint types fast docs bench clean
+.PHONY: help setup demo up test test-all hostile check lint types prose dead duplicates fast docs bench clean
 MAKEFLAGS += --no-print-directory
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 setup: $(INSTALLED) ## virtual environment, packages and jars; a second when nothing changed
 	@$(BIN)/python -m duetime.local.jars
-	@$(BIN)/python -m duetime.pipeline.training
+	@$(BIN)/python -m duetime.pipeline.class_archive
 
 demo: setup ## a local Kafka, 1,000 delayed messages, and how punctual they were
 	@$(BIN)/duetime demo
@@ -33,26 +36,37 @@ demo: setup ## a local Kafka, 1,000 delayed messages, and how punctual they were
 up: setup ## a local Kafka and the pipeline, until Ctrl-C
 	@$(BIN)/duetime up
 
-test: setup ## every test but the hostile ones
-	@$(BIN)/pytest -m "not hostile" -n 3 --no-loadscope-reorder $(GIVE_UP) --durations=60 --durations-min=4
+test: setup ## the tests, on a real Kafka and Spark, without the slow ones
+	@$(BIN)/pytest -m "not slow and not hostile" $(IN_PARALLEL)
 
-again: setup ## the tests that failed in the last run
-	@$(BIN)/pytest -m "not hostile" --last-failed --last-failed-no-failures=none
+test-all: setup ## the slow ones too: what CI runs
+	@$(BIN)/pytest -m "not hostile" $(IN_PARALLEL) --durations=60 --durations-min=4
 
 hostile: setup ## kills, pauses, full disks, lost brokers, clocks that are set: run it before a release
 	@$(BIN)/pytest -m hostile
 
-check: lint types fast ## what needs no broker: lint, types, fast tests
+check: lint types prose dead duplicates fast ## what needs no broker: lint, types, prose, dead code, fast tests
 
 lint: setup
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
+	@$(BIN)/lint-imports --no-logo >$(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
 
 types: setup
 	@$(BIN)/mypy
 
+prose: setup
+	@$(BIN)/python tools/prose.py
+
+dead: setup
+	@$(BIN)/vulture
+
+duplicates: setup
+	@$(BIN)/pylint --disable=all --enable=duplicate-code --score=n --min-similarity-lines=8 \
+	    --ignore-imports=y --ignore-docstrings=y --ignore-signatures=y src/duetime
+
 fast: setup
-	@$(BIN)/pytest -m "not system"
+	@$(BIN)/pytest tests/unit -m "not system" -n $(WORKERS)
 
 docs: setup ## the documentation as a site, in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "the site is in site/: $(BIN)/mkdocs serve shows it"
@@ -61,6 +75,8 @@ bench: setup ## the measured figures of the README, one JSON line each
 	@$(BIN)/duetime bench lateness --rate 10000 --seconds 60 --delay 5s..30s --json
 	@$(BIN)/duetime bench lateness --rate 1000 --seconds 60 --delay 5s..30s --json
 	@$(BIN)/duetime bench lateness --rate 2000 --seconds 60 --delay 0.05s..2s --json
+	@for mode in leaderless refusing missing; do \
+	    $(BIN)/duetime bench lateness --stuck $$mode --rate 1000 --seconds 60 --delay 0s..10s --json || exit; done
 	@$(BIN)/duetime bench catchup --messages 1000000 --json
 	@$(BIN)/duetime bench intake --messages 1000000 --json
 	@$(BIN)/duetime bench pending --messages 5000000 --json
@@ -70,6 +86,7 @@ bench: setup ## the measured figures of the README, one JSON line each
 	@$(BIN)/duetime bench queue --messages 200000 --drop 0.01 --timeout 5s --json
 	@$(BIN)/duetime bench api --json
 	@$(BIN)/duetime bench bulk --rows 10000000 --json
+	@$(BIN)/duetime bench crash --kills 20 --rate 2000 --json
 
 clean: ## remove what setup and the tools made here (the jars stay in the user's cache)
 	@rm -rf $(VENV) dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse

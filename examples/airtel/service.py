@@ -1,4 +1,8 @@
-"""A service that uses the delay service: python service.py KAFKA [TOPIC [INTAKE_TOPIC [PORT]]]."""
+"""A client of the delay service: python service.py KAFKA [TOPIC [INTAKE_TOPIC [PORT]]].
+
+It sends three messages with Airtel's envelope, and one that cannot be delivered: that is reported
+to its webhook.
+"""
 
 import json
 import sys
@@ -11,8 +15,8 @@ from confluent_kafka import Consumer, Producer
 
 DELAYS_S = (5, 6, 7)
 
-#: How long after the last message is due is still waited for it, in seconds.
-PATIENCE_S = 60
+#: Time to wait after the last due time, in seconds.
+ARRIVAL_TIMEOUT_S = 60
 
 
 def main(kafka, topic="paid_orders", intake="event_delayer_publisher", port="8080"):
@@ -27,18 +31,18 @@ def main(kafka, topic="paid_orders", intake="event_delayer_publisher", port="808
         arrived += 1
         if arrived == len(DELAYS_S):
             break
-    told = called_back.wait(PATIENCE_S)
+    is_called_back = called_back.wait(ARRIVAL_TIMEOUT_S)
     server.shutdown()
-    return 0 if told and arrived == len(DELAYS_S) else 1
+    return 0 if is_called_back and arrived == len(DELAYS_S) else 1
 
 
 def send(kafka, topic, intake, callback):
     producer = Producer({"bootstrap.servers": kafka})
-    # Whoever asks for a topic creates it, on a cluster that allows it.
+    # A request for its metadata creates the topic, on a cluster that allows it.
     producer.list_topics(topic)
     now_ms = time.time_ns() // 1_000_000
     wanted = [(topic, number, delay_s) for number, delay_s in enumerate(DELAYS_S, start=1)]
-    # Kafka refuses a topic `a.b` beside `a_b`, even where it creates topics by itself.
+    # Kafka refuses a topic `a.b` if there is `a_b`, even if it creates topics automatically.
     for to, number, delay_s in [*wanted, (topic.replace("_", "."), 4, 1)]:
         envelope = {
             "topic": to,
@@ -56,7 +60,7 @@ def arriving(kafka, topic, since_ms):
     properties = {"group.id": f"service-{uuid.uuid4()}", "auto.offset.reset": "earliest"}
     consumer = Consumer({"bootstrap.servers": kafka} | properties)
     consumer.subscribe([topic])
-    until_s = time.monotonic() + max(DELAYS_S) + PATIENCE_S
+    until_s = time.monotonic() + max(DELAYS_S) + ARRIVAL_TIMEOUT_S
     while time.monotonic() < until_s:
         record = consumer.poll(1)
         if record is not None and not record.error() and due_at_ms(record) >= since_ms:
@@ -69,19 +73,19 @@ def due_at_ms(record):
 
 
 def listening(port, called_back):
-    class Callback(BaseHTTPRequestHandler):
+    class Webhook(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             self.send_response(204)
             self.end_headers()
-            told = f"{body['topic']}, {body['reason']}, after {body['attempts']} attempts"
-            print(f"called back: {told}", flush=True)
+            reason = f"{body['topic']}, {body['reason']}, after {body['attempts']} attempts"
+            print(f"called back: {reason}", flush=True)
             called_back.set()
 
         def log_message(self, *_):
             pass
 
-    server = HTTPServer(("127.0.0.1", port), Callback)
+    server = HTTPServer(("127.0.0.1", port), Webhook)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 

@@ -1,4 +1,7 @@
-"""A service that wants to be told later: python caller.py KAFKA [INTAKE_TOPIC [TOPIC]]."""
+"""A client of the countdown service: python caller.py KAFKA [INTAKE_TOPIC [TOPIC]].
+
+It sends three countdowns, and reads what arrives for it from a topic that callers may share.
+"""
 
 import json
 import sys
@@ -11,15 +14,15 @@ CALLER = "billing"
 
 COUNTDOWNS = (5, 6, 7)
 
-#: How long after the last message is due is still waited for it, in seconds.
-PATIENCE_S = 60
+#: Time to wait after the last due time, in seconds.
+ARRIVAL_TIMEOUT_S = 60
 
 
 def main(kafka, intake="duetime.in.countdown", topic="invoices"):
     began_ms = time.time_ns() // 1_000_000
     send(kafka, intake, topic)
     print(f"{CALLER}  sent {len(COUNTDOWNS)}, due in {COUNTDOWNS} s", flush=True)
-    for left, record in enumerate(own(kafka, topic, began_ms), start=1 - len(COUNTDOWNS)):
+    for left, record in enumerate(arriving(kafka, topic, began_ms), start=1 - len(COUNTDOWNS)):
         late_ms = record.timestamp()[1] - due_at_ms(record)
         print(f"{CALLER}  {record.value().decode()} came {late_ms} ms after it was due")
         if left == 0:
@@ -29,21 +32,20 @@ def main(kafka, intake="duetime.in.countdown", topic="invoices"):
 
 def send(kafka, intake, topic):
     producer = Producer({"bootstrap.servers": kafka})
-    # Whoever asks for a topic creates it, on a cluster that allows it.
+    # A request for its metadata creates the topic, on a cluster that allows it.
     producer.list_topics(topic)
     for number, seconds in enumerate(COUNTDOWNS, start=1):
-        asked = {"topic": topic, "message": {"invoice": number}, "countdown": seconds}
+        countdown = {"topic": topic, "message": {"invoice": number}, "countdown": seconds}
         headers = [("CALLER_SERVICE", CALLER)]
-        producer.produce(intake, json.dumps(asked).encode(), headers=headers)
+        producer.produce(intake, json.dumps(countdown).encode(), headers=headers)
     producer.flush()
 
 
-def own(kafka, topic, since_ms):
-    """What comes for us; the topic may be one that all callers share."""
+def arriving(kafka, topic, since_ms):
     properties = {"group.id": f"{CALLER}-{uuid.uuid4()}", "auto.offset.reset": "earliest"}
     consumer = Consumer({"bootstrap.servers": kafka} | properties)
     consumer.subscribe([topic])
-    until_s = time.monotonic() + max(COUNTDOWNS) + PATIENCE_S
+    until_s = time.monotonic() + max(COUNTDOWNS) + ARRIVAL_TIMEOUT_S
     while time.monotonic() < until_s:
         record = consumer.poll(1)
         if record is None or record.error():

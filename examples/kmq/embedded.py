@@ -1,4 +1,4 @@
-"""All of it in one process: a Kafka, the pipeline, a sender and a processor.
+"""Kafka, the pipeline, a sender and a processor in one process.
 
 python examples/kmq/embedded.py
 """
@@ -10,11 +10,11 @@ from pathlib import Path
 import processor
 import sender
 
-from duetime.admin import create_topics
-from duetime.config import QueueSettings, load_settings
+from duetime.core.settings import QueueSettings, load_settings
+from duetime.kafka.admin import create_topics
 from duetime.local.broker import LocalBroker
 from duetime.local.jars import pipeline_jars
-from duetime.pipeline.runner import Pipeline
+from duetime.pipeline.service import Pipeline
 
 
 def main():
@@ -28,7 +28,7 @@ def main():
         )
         create_topics(settings)
         sender.send(broker.bootstrap)
-        print("starting the pipeline, which delivers again what is dropped ...", flush=True)
+        print("starting the pipeline, which redelivers what is dropped ...", flush=True)
         with Pipeline(settings, jars=pipeline_jars()) as pipeline:
             threading.Thread(target=pipeline.watch, daemon=True).start()
             processor.main(broker.bootstrap)

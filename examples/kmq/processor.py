@@ -1,6 +1,6 @@
 """Works on the queue, and drops 1 in 10: python examples/kmq/processor.py [BOOTSTRAP [TOPIC]].
 
-A message that was dropped comes again after 5 seconds. Ends when all 100 are done.
+A dropped message is redelivered after 5 seconds. Ends when all 100 are done.
 """
 
 import random
@@ -12,23 +12,23 @@ from rich.live import Live
 from rich.table import Table
 from sender import MESSAGES
 
-from duetime.config import load_settings
-from duetime.kmq import Queue
+from duetime.core.settings import load_settings
+from duetime.queue import Queue
 
 TIMEOUT = timedelta(seconds=5)
 
 
 def process(settings, topic="example"):
-    """Work on messages until each is done; returns how often each was delivered."""
+    """Work on messages until all are done; return the number of deliveries of each."""
     delivered, done = Counter(), set()
     with (
-        Queue(topic, group="workers", settings=settings, timeout=TIMEOUT, batch=10) as queue,
+        Queue(topic, group="workers", settings=settings, timeout=TIMEOUT, prefetch=10) as queue,
         Live(refresh_per_second=10) as live,
     ):
         for message in queue:
             job = message.value.decode()
             delivered[job] += 1
-            # A worker that dies says nothing, and neither does this one of some messages.
+            # A worker that dies does not acknowledge its message: this one imitates it.
             if random.random() > 0.1:  # noqa: S311 (no secret)
                 message.ack()
                 done.add(job)
@@ -39,7 +39,7 @@ def process(settings, topic="example"):
 
 
 def table(delivered, done):
-    shown = Table("delivered", "done", "dropped, to come again")
+    shown = Table("delivered", "done", "dropped, to be redelivered")
     waiting = sorted(delivered.keys() - done)
     again = ", ".join(f"{job} (x{delivered[job]})" for job in waiting) or "-"
     shown.add_row(str(delivered.total()), f"{len(done)} of {MESSAGES}", again)
@@ -49,7 +49,7 @@ def table(delivered, done):
 def main(bootstrap="127.0.0.1:9092", topic="example"):
     delivered = process(load_settings(bootstrap=bootstrap), topic)
     again = delivered.total() - MESSAGES
-    print(f"all {MESSAGES} messages are done; {again} deliveries were dropped and came again")
+    print(f"all {MESSAGES} messages are done; {again} deliveries were dropped and repeated")
 
 
 if __name__ == "__main__":

@@ -11,4 +11,6 @@ if not __package__:
 
 from duetime.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    # Not in the child processes of a benchmark, which import this file.
+    sys.exit(main())

@@ -1,1 +1,1 @@
-"""Tests on one pipeline (`live`). It ends with this package: what comes after may stop Spark."""
+"""Tests on whole pipelines, which they start."""

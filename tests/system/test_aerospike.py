@@ -9,14 +9,14 @@ import json
 import aerospike
 import pytest
 from pydantic import SecretStr
-from tests.conftest import aerospike_url, eventually
-from tests.system.conftest import Live, fresh_settings, now_ms
-from tests.system.test_restart import complete, running, schedule
+from tests.support.clocks import eventually
+from tests.support.live import Live, fresh_settings, now_ms, with_topics
+from tests.support.processes import complete, running, schedule
+from tests.support.servers import aerospike_url
 
-from duetime.admin import create_topics
-from duetime.stores.aerospike.reader import AerospikeReader
+from duetime.stores.aerospike import AerospikeReader
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(params=[False, True], ids=["windows", "notices"])
@@ -27,16 +27,15 @@ def live(request, broker, tmp_path, monkeypatch):
     settings = fresh_settings(broker.bootstrap, tmp_path)
     changed = {
         "store": SecretStr(url),
-        "aerospike_notices": request.param,
-        "aerospike_topic": f"{settings.namespace}.told",
+        "aerospike_expiry_notifications": request.param,
+        "aerospike_expiry_topic": f"{settings.namespace}.told",
     }
     if request.param:
         # What is not told of does not come while the test runs.
-        changed["rescue_every_ms"] = 600_000
+        changed["overdue_scan_interval_ms"] = 600_000
     found = Live(settings.model_copy(update=changed))
-    create_topics(found.settings)
-    yield found
-    found.close()
+    with with_topics(found):
+        yield found
 
 
 def test_each_message_comes_once_whatever_is_told_of_it(live, tmp_path):
@@ -45,7 +44,7 @@ def test_each_message_comes_once_whatever_is_told_of_it(live, tmp_path):
     with running(live, tmp_path):
         ids = schedule(live, topic, 200, over_s=14)
         inbox.until(lambda: len(inbox.arrived) > 50, "those of the lanes")
-        if live.settings.aerospike_notices:
+        if live.settings.aerospike_expiry_notifications:
             last_ms = max(int(each[:12], 16) for each in ids)
             eventually(lambda: now_ms() > last_ms)
             # Of each twice, and of half of them as of an id that has expired.
@@ -61,5 +60,5 @@ def tell(live, names):
         digest = base64.b64encode(aerospike.calc_digest(*within.values(), name)).decode()
         named = {"userKey": name} if number % 4 < 2 else {}
         about = {"msg": "delete", "digest": digest} | within | named
-        live.send(live.settings.aerospike_topic, json.dumps({"metadata": about}).encode())
+        live.send(live.settings.aerospike_expiry_topic, json.dumps({"metadata": about}).encode())
     live.flush()

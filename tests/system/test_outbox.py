@@ -7,36 +7,33 @@ from functools import partial
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from prometheus_client import REGISTRY
-from tests.conftest import TRACE, configure, eventually, small_settings
-from tests.system.conftest import (
+from tests.support.clocks import eventually
+from tests.support.live import (
+    LATE_MS,
     PATIENCE_S,
     Inbox,
     Live,
     await_first_messages,
     now_ms,
     scraped,
+    with_topics,
 )
-from tests.system.test_recurring import every_minute
+from tests.support.schedules import every_minute
+from tests.support.topics import TRACE, configure, small_settings
 
-from duetime.admin import create_topics
-from duetime.bench.crash import pipeline_process
-from duetime.client import Producer
-from duetime.clock import SystemClock
-from duetime.connection import librdkafka_properties
-from duetime.dead import DeadLetters, Selection
+from duetime.bench.chaos import duetime_process
+from duetime.client.dead_letters import DeadLetterFilter, DeadLetters
+from duetime.client.producer import Producer
+from duetime.core.clock import SystemClock
+from duetime.core.setting_types import Cluster
+from duetime.core.timer_wheel import Wheel
+from duetime.core.topics import TopicNames
+from duetime.kafka.connection import librdkafka_properties
 from duetime.local.broker import LocalBroker
-from duetime.local.ports import free_port
-from duetime.pipeline.kafka import REST_S
-from duetime.pipeline.probe import Prober
-from duetime.tables import Cluster
-from duetime.topics import TopicNames
-from duetime.wheel import Wheel
+from duetime.local.process import free_port
+from duetime.pipeline.monitoring.synthetic_messages import Prober
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
-
-#: Nothing sent to this cluster waits so long, in ms, whatever becomes of the other one: as long as
-#: a query rests that has failed.
-PROMPT_MS = REST_S * 1_000
+pytestmark = pytest.mark.timeout(1_200)
 
 #: What is counted.
 TAKEN_IN = "duetime_intake_records_total", "native"
@@ -64,22 +61,21 @@ def live(broker, far, tmp_path_factory):
         small_settings(
             broker.bootstrap,
             clusters={"far": Cluster(bootstrap=far.bootstrap, probe_topic="probes")},
-            rescue_every_ms=2_000,
-            retry_attempts=2,
+            overdue_scan_interval_ms=2_000,
+            max_delivery_attempts=2,
             retry_backoff_ms=200,
             checkpoint=tmp_path_factory.mktemp("checkpoint").as_uri(),
         )
     )
-    create_topics(found.settings)
-    yield found
-    found.close()
+    with with_topics(found):
+        yield found
 
 
 @pytest.fixture(scope="module")
 def running(live):
     """One pipeline for the tests that leave it alone; the port where it tells Prometheus."""
     told = {"metrics_port": free_port(), "probes": False}
-    with pipeline_process(live.settings.model_copy(update=told)):
+    with duetime_process(live.settings.model_copy(update=told)):
         await_first_messages(live)
         yield told["metrics_port"]
 
@@ -103,17 +99,18 @@ def schedule(live, topic, count, over_s, after_s=0, **where):
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.hostile
-def test_a_kill_of_the_pipeline_sends_nothing_twice(live, abroad):
+def test_killed_pipeline_sends_nothing_twice(live, abroad):
     topic = abroad.topic()
     inbox = Inbox(abroad.settings, [topic])
     ids = set()
     for some in (100, 600):
         # Killed at the end of the block, with messages in every place that there is.
-        with pipeline_process(live.settings):
+        with duetime_process(live.settings):
             ids |= set(schedule(live, topic, 500, 8, cluster="far"))
             inbox.until(lambda some=some: len(inbox.arrived) >= some, "some")
-    with pipeline_process(live.settings):
+    with duetime_process(live.settings):
         inbox.until(lambda: len({each.id for each in inbox.arrived}) == len(ids), "all")
         # What comes twice may come now.
         last = schedule(live, topic, 1, 0, cluster="far")
@@ -125,7 +122,7 @@ def test_a_kill_of_the_pipeline_sends_nothing_twice(live, abroad):
 
 @pytest.mark.usefixtures("running")
 @pytest.mark.parametrize("delay_s", [0, 1, 6])
-def test_a_message_arrives_on_the_other_cluster_as_it_was_sent(live, abroad, delay_s):
+def test_message_arrives_on_the_other_cluster_as_it_was_sent(live, abroad, delay_s):
     topic = abroad.topic(partitions=3)
     due_ms = now_ms() + delay_s * 1_000
     address = [("due-topic", topic), ("due-cluster", "far"), ("due-partition", "2")]
@@ -140,9 +137,8 @@ def test_a_message_arrives_on_the_other_cluster_as_it_was_sent(live, abroad, del
     assert topic not in live.admin.list_topics(timeout=10).topics
 
 
-def test_an_outage_delays_only_messages_for_that_cluster_and_all_are_counted(
-    live, running, far, abroad
-):
+@pytest.mark.slow
+def test_outage_delays_only_messages_for_that_cluster(live, running, far, abroad):
     topic, here, before = abroad.topic(), live.topic(), counted_anew(live, running)
     first = schedule(live, topic, 1, 0, cluster="far")
     abroad.inbox(topic).take(1)
@@ -152,7 +148,7 @@ def test_an_outage_delays_only_messages_for_that_cluster_and_all_are_counted(
         local = schedule(live, here, 300, 3, after_s=15)
         punctual = live.inbox(here).take(300)
         assert by_window(punctual) == local
-        assert max(each.late_ms for each in punctual) < PROMPT_MS
+        assert max(each.late_ms for each in punctual) < LATE_MS
     arrived = abroad.inbox(topic).take(301)
     assert by_window(arrived) == first + ids
     told = partial(more_than, before, running, (DELIVERED_THERE, DELIVERED_HERE))
@@ -171,8 +167,9 @@ def by_window(arrived):
     return [each.id for each in sorted(arrived, key=lambda each: wheel.number(0, each.due_ms))]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("running")
-def test_a_series_comes_on_the_other_cluster(live, abroad):
+def test_schedule_runs_on_the_other_cluster(live, abroad):
     topic = abroad.topic()
     ids = every_minute(live, topic, "abroad", ago=3, cluster="far")
     arrived = abroad.inbox(topic).take(len(ids))
@@ -190,27 +187,33 @@ def down(broker):
         broker.start()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("running")
-def test_what_cannot_be_delivered_there_is_dead_and_can_be_brought_back(live, abroad):
+def test_undeliverable_message_becomes_a_dead_letter_and_is_redriven(live, abroad):
     (topic, known) = "not-there-yet", abroad.topic()
     with Producer(live.settings) as client:
         lost = client.produce(topic, "1", headers=dict(TRACE), in_=timedelta(0), cluster="far")
         nowhere = client.produce(known, "2", in_=timedelta(0), cluster="nowhere")
         fine = client.produce(known, "3", in_=timedelta(seconds=1), cluster="far")
     assert [each.id for each in abroad.inbox(known).take(1)] == [fine]
-    dead = live.inbox(TopicNames(live.settings).dead).take(2)
+    dead = live.inbox(TopicNames(live.settings).dead_letter).take(2)
     assert {(each.id, each.by_name["due-error"], each.by_name["due-cluster"]) for each in dead} == {
         (lost, b"unknown-topic", b"far"),
         (nowhere, b"unknown-cluster", b"nowhere"),
     }
     create(abroad, topic)
-    assert DeadLetters(live.settings).redrive(Selection(reason="unknown-topic"), SystemClock()) == 1
+    assert (
+        DeadLetters(live.settings).redrive(DeadLetterFilter(reason="unknown-topic"), SystemClock())
+        == 1
+    )
     (back,) = abroad.inbox(topic).take(1)
     assert (back.value, back.headers[2:]) == (b"1", list(TRACE))
 
 
+@pytest.mark.hostile
+@pytest.mark.slow
 @pytest.mark.usefixtures("running")
-def test_topic_that_refuses_a_record_there_holds_up_no_other(live, abroad):
+def test_topic_that_refuses_a_record_there_delays_no_other(live, abroad):
     bad, good = abroad.topic(), abroad.topic()
     with Producer(live.settings) as client:
         client.produce(bad, "x", key="k", in_=timedelta(0), cluster="far")
@@ -222,7 +225,7 @@ def test_topic_that_refuses_a_record_there_holds_up_no_other(live, abroad):
     arrived = abroad.inbox(good).take(len(others))
     assert sorted(each.id for each in arrived) == sorted(others)
 
-    dead = live.inbox(TopicNames(live.settings).dead)
+    dead = live.inbox(TopicNames(live.settings).dead_letter)
     dead.until(lambda: {each.id for each in dead.arrived} >= lost, f"{lost} dead")
     for letter in (each for each in dead.arrived if each.id in lost):
         # The table may have been refreshed meanwhile.
@@ -230,17 +233,18 @@ def test_topic_that_refuses_a_record_there_holds_up_no_other(live, abroad):
         assert letter.by_name["due-cluster"] == b"far"
 
 
-def test_metrics_follow_from_what_was_done(live, running):
+@pytest.mark.slow
+def test_metrics_count_each_outcome(live, running):
     before = counted_anew(live, running)
     with Producer(live.settings) as client:
         lost = client.produce(live.topic(), "x", partition=7, in_=timedelta(0))
-    live.inbox(live.names.dead).until_id(lost)
+    live.inbox(live.names.dead_letter).until_id(lost)
 
     # It was tried twice.
     other = partial(told_since, before, running, {TAKEN_IN: 1, FAILED: 2, DEAD: 1, REJECTED: 0})
     eventually(lambda: other() == {}, other)
     found = scraped(running)
-    assert found["duetime_leading"] == 1
+    assert found["duetime_is_leader"] == 1
     assert 0 < found["duetime_query_batch_seconds", "failures"] < PATIENCE_S
 
 
@@ -265,8 +269,9 @@ def counted_anew(live, port):
     return scraped(port)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("running")
-def test_probes_tell_how_late_messages_come_there(live, abroad):
+def test_probes_measure_lateness_on_the_other_cluster(live, abroad):
     create(abroad, "probes")
     prober = Prober(live.settings, SystemClock(), "far")
     prober.start()

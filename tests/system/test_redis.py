@@ -5,58 +5,33 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
-from tests.conftest import FROM_OUTSIDE, eventually, local_redis
-from tests.system.conftest import PATIENCE_S, Live, await_first_messages, fresh_settings
-from tests.system.test_recurring import MINUTE, every_minute
-from tests.system.test_restart import running
+from tests.support import ROOT
+from tests.support.clocks import eventually
+from tests.support.live import PATIENCE_S, await_first_messages
+from tests.support.processes import running
+from tests.support.schedules import MINUTE, every_minute
+from tests.support.servers import local_redis
 
-from duetime.admin import create_topics
 from duetime.cli import main
-from duetime.client import Producer
-from duetime.errors import ConfigError
-from duetime.pipeline.runner import Pipeline
+from duetime.client.producer import Producer
+from duetime.core.errors import ConfigError
+from duetime.pipeline.service import Pipeline
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(1_200)
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "blackbox" / "caller.py"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with local_redis(tmp_path_factory.mktemp("redis")) as found:
-        yield found
+EXAMPLE = ROOT / "examples" / "blackbox" / "caller.py"
 
 
 @pytest.fixture(scope="module")
-def live(broker, server, tmp_path_factory):
-    """Everything but the pipeline."""
-    settings = fresh_settings(broker.bootstrap, tmp_path_factory.mktemp("checkpoint"))
-    found = Live(settings.model_copy(update={"store": SecretStr(server.url)}))
-    create_topics(found.settings)
-    yield found
-    found.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment(live, server):
-    """The same settings for every command; the store's URL may hold a password."""
-    given = live.settings.model_dump(
-        mode="json", exclude_defaults=True, exclude=FROM_OUTSIDE | {"store"}
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in given.items():
-            text = value if isinstance(value, str) else json.dumps(value)
-            patch.setenv(f"DUETIME_{name.upper()}", text)
-        patch.setenv("DUETIME_STORE", server.url)
-        yield
+def live(redis_live):
+    return redis_live
 
 
 @pytest.fixture(scope="module")
-def pipeline(live, environment, tmp_path_factory):  # noqa: ARG001 (what it sets)
+def pipeline(live, redis_environment, tmp_path_factory):  # noqa: ARG001 (what it sets)
     with running(live, tmp_path_factory.mktemp("run")) as process:
         # Where Redis does not answer at the start, it does not start.
         await_first_messages(live)
@@ -75,8 +50,8 @@ def example(live, pipeline):  # noqa: ARG001 (it must run)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def series(live, pipeline):  # noqa: ARG001 (it must run)
-    """Where a series comes, and the ids of its runs: the last is due when others were tested."""
+def schedule(live, pipeline):  # noqa: ARG001 (it must run)
+    """Where a schedule comes, and the ids of its runs: the last is due when others were tested."""
     topic = live.topic()
     return topic, every_minute(live, topic, "saved", ago=3, for_ms=MINUTE)
 
@@ -92,8 +67,8 @@ def duetime(capsys, pipeline):  # noqa: ARG001 (it must run)
 
 
 def test_a_pipeline_does_not_start_over_a_server_that_would_evict(live, tmp_path):
-    with local_redis(tmp_path, {"maxmemory-policy": "allkeys-lru"}) as server:
-        settings = live.settings.model_copy(update={"store": SecretStr(server.url)})
+    with local_redis(tmp_path, {"maxmemory-policy": "allkeys-lru"}) as own_redis:
+        settings = live.settings.model_copy(update={"store": SecretStr(own_redis.url)})
         with pytest.raises(ConfigError, match="maxmemory-policy allkeys-lru"):
             Pipeline(settings).start()
 
@@ -135,8 +110,9 @@ def test_the_black_box_example_is_told_in_time(example):
     assert len(told.splitlines()) == 4
 
 
-def test_a_series_waits_in_redis_for_its_next_run(live, series):
-    topic, ids = series
+@pytest.mark.slow
+def test_a_schedule_waits_in_redis_for_its_next_run(live, schedule):
+    topic, ids = schedule
     arrived = live.inbox(topic).take(len(ids))
     assert {each.id for each in arrived} == ids
     assert min(each.late_ms for each in arrived) >= 0

@@ -13,19 +13,18 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from tests.conftest import small_settings
-from tests.system.conftest import Inbox, Live, await_first_messages
+from tests.support.live import Inbox, Live, await_first_messages
+from tests.support.topics import small_settings
 
-from duetime.admin import create_topics
-from duetime.bench.crash import pipeline_process
-from duetime.doctor import checkup
-from duetime.errors import KafkaError
+from duetime.bench.chaos import duetime_process
+from duetime.cli.admin import checkup
+from duetime.core.errors import KafkaError
+from duetime.kafka.admin import create_topics
+from duetime.kafka.connection import ensure_reachable
 from duetime.local.broker import LocalBroker
-from duetime.local.ports import free_port
-from duetime.local.properties import HOST
-from duetime.reach import require_kafka
+from duetime.local.process import HOST, free_port
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(1_200)
 
 USER, PASSWORD = "duetime", 's"e\\cret'
 
@@ -76,7 +75,7 @@ def settings(secured, tmp_path):
         sasl_username=USER,
         sasl_password=PASSWORD,
         ssl_ca=chain,
-        retry_attempts=2,
+        max_delivery_attempts=2,
         retry_backoff_ms=200,
     )
 
@@ -98,19 +97,21 @@ def topic_with_rights(live, secured, *operations):
     return name
 
 
-def test_messages_are_delivered_and_where_we_may_not_write_they_are_dead_letters(secured, settings):
+@pytest.mark.hostile
+@pytest.mark.slow
+def test_messages_to_a_topic_that_forbids_writing_become_dead_letters(secured, settings):
     from duetime.client import Producer as Client  # noqa: PLC0415 (another Producer is in conftest)
 
     create_topics(settings)
     live = Live(settings)
     topic = live.topic()
     theirs = topic_with_rights(live, secured, AclOperation.DESCRIBE, AclOperation.READ)
-    with pipeline_process(settings), Client(settings) as client:
+    with duetime_process(settings), Client(settings) as client:
         delays = [timedelta(seconds=each) for each in (0, 1, 6)]
         refused = {client.produce(theirs, "x", in_=each) for each in delays}
         ids = {client.produce(topic, "x", in_=each) for each in delays}
         arrived = live.inbox(topic).take(3)
-        letters = live.inbox(live.names.dead).take(3)
+        letters = live.inbox(live.names.dead_letter).take(3)
     assert {each.id for each in arrived} == ids
     assert {each.id for each in letters} == refused
     assert {each.by_name["due-error"] for each in letters} == {b"not-authorised"}
@@ -118,10 +119,9 @@ def test_messages_are_delivered_and_where_we_may_not_write_they_are_dead_letters
     live.close()
 
 
+@pytest.mark.slow
 @pytest.mark.hostile
-def test_where_we_may_not_read_back_one_warning_says_so_and_nothing_is_lost(
-    secured, settings, capfd
-):
+def test_a_topic_that_forbids_reading_gets_one_warning_and_all_messages(secured, settings, capfd):
     from duetime.client import Producer as Client  # noqa: PLC0415 (another Producer is in conftest)
 
     create_topics(settings)
@@ -130,16 +130,16 @@ def test_where_we_may_not_read_back_one_warning_says_so_and_nothing_is_lost(
     inbox = Inbox(settings.model_copy(update=PLAIN | {"bootstrap": secured[0]}), [unread])
     with Client(settings) as client:
         step = timedelta(milliseconds=100)
-        with pipeline_process(settings):
+        with duetime_process(settings):
             # It has nothing to read back: the warning is of the next one.
             await_first_messages(live)
             ids = {client.produce(unread, "x", in_=each * step) for each in range(300)}
             client.flush()
             inbox.until(lambda: len(inbox.arrived) > 20, "the first")
-        with pipeline_process(settings):
+        with duetime_process(settings):
             inbox.until(lambda: {each.id for each in inbox.arrived} >= ids, "all")
     log = capfd.readouterr().err.splitlines()
-    told = [line for line in log if "may come twice" in line]
+    told = [line for line in log if "may be delivered twice" in line]
     assert len(told) == 1
     assert f"topic={unread}" in told[0]
     inbox.close()
@@ -152,7 +152,7 @@ def wrong(settings):
     return settings.model_copy(update={"sasl_password": type(settings.sasl_password)("wrong")})
 
 
-@pytest.mark.parametrize("ask", [create_topics, require_kafka])
+@pytest.mark.parametrize("ask", [create_topics, ensure_reachable])
 def test_a_wrong_password_gets_nothing_and_is_told_so_at_once(wrong, ask):
     with pytest.raises(KafkaError, match="turns us away"):
         ask(wrong)

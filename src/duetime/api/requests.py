@@ -1,89 +1,92 @@
-"""What is asked for, with the examples that the OpenAPI document shows (`responses`: answers)."""
+"""The parameters and bodies of requests, with their examples in the OpenAPI document."""
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import Path, Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from duetime.clock import delay, instant
-from duetime.config import Settings
-from duetime.errors import InvalidMessage, Reason
-from duetime.outgoing import Outgoing, Payload, Wanted, new_unique, scheduled
-from duetime.payload import from_base64
-from duetime.recurrence import GRACE_MS, Misfire, Recurrence
-from duetime.recurring import record_of
+from duetime.core.clock import datetime_of, delay, instant
+from duetime.core.cron import GRACE_MS, Misfire, Recurrence
+from duetime.core.errors import InvalidMessage, Reason
+from duetime.core.messages import END, from_base64
+from duetime.core.records import (
+    IntakeRecord,
+    MessageSpec,
+    Payload,
+    intake_record,
+    message_record,
+    new_unique,
+)
+from duetime.core.settings import Settings
 
-At = Annotated[
-    str | None,
-    Field(description="When it is due: ISO 8601 with a zone.", examples=["2026-12-24T18:00:00Z"]),
-]
-In = Annotated[
-    str | None,
-    Field(alias="in", description="Or how long from now: 250ms, 5s, 1h30m, 7d.", examples=["5s"]),
-]
+#: The longest list in one answer.
+MAX_LIMIT = 1_000
+
+#: More fields than any request has.
+MAX_FIELDS = 100
+
+#: The most dead letters that one request names.
+MAX_OFFSETS = 10_000
 
 From = Annotated[
     str | None,
     Query(
         alias="from",
-        description="Due then or later: ISO 8601 with a zone.",
+        description="Due at this instant or later: ISO 8601 with a zone.",
         examples=["2026-12-24T00:00:00Z"],
     ),
 ]
 To = Annotated[
     str | None,
     Query(
-        description="Due before then: ISO 8601 with a zone.", examples=["2026-12-25T00:00:00+01:00"]
+        description="Due before this instant: ISO 8601 with a zone.",
+        examples=["2026-12-25T00:00:00+01:00"],
     ),
 ]
-Topic = Annotated[str | None, Query(description="Those for this destination.", examples=["orders"])]
-#: The most that is listed in one answer.
-MOST = 1_000
-
-Limit = Annotated[int, Query(ge=1, le=MOST, description="So many at most.", examples=[10])]
-Number = Annotated[int, Path(ge=0, description="What it is called by in the list.", examples=[3])]
-
-
-#: More fields than anything has that is asked for.
-MOST_FIELDS = 100
-
-#: The most dead letters that are named in one request.
-MOST_NUMBERS = 10_000
+Topic = Annotated[str | None, Query(description="For this destination.", examples=["orders"])]
+Limit = Annotated[
+    int, Query(ge=1, le=MAX_LIMIT, description="Maximum number of items.", examples=[10])
+]
+Offset = Annotated[int, Path(ge=0, description="Its offset, as the list has it.", examples=[3])]
 
 
-def few_fields(given: object) -> object:
-    """The same, unless it has so many fields that to tell of each would take all memory."""
-    for each in given if isinstance(given, list) else (given,):
-        if isinstance(each, dict) and len(each) > MOST_FIELDS:
-            raise PydanticCustomError("fields", f"there are over {MOST_FIELDS} fields")
-    return given
+def _check_field_count(body: object) -> object:
+    """Refuse a body whose fields would make a list of errors that takes all memory."""
+    for each in body if isinstance(body, list) else (body,):
+        if isinstance(each, dict) and len(each) > MAX_FIELDS:
+            raise PydanticCustomError("fields", f"there are over {MAX_FIELDS} fields")
+    return body
 
 
-#: Of a model in a body.
-FewFields = BeforeValidator(few_fields)
+#: Annotates a model in a body.
+FewFields = BeforeValidator(_check_field_count)
+
+#: The two forms of headers, as tags in the location of an error; they are no fields of a request.
+HEADER_FORMS = MAPPING, PAIRS = "headers by name", "headers as a list"
 
 
-#: The two ways to give headers. No field is called so: they are not shown where one is wrong.
-UNSHOWN = BY_NAME, LISTED = "headers by name", "headers as a list"
-
-
-def _how_given(headers: object) -> str:
-    return LISTED if isinstance(headers, list) else BY_NAME
-
-
-class Due(BaseModel):
-    """When: `at` an instant or `in` a while, exactly one."""
+class DueTime(BaseModel):
+    """A due time: the instant `at` or the delay `in`, exactly one."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"in": "1h30m"}]})
 
-    at: At = None
-    in_: In = None
+    at: str | None = Field(
+        None,
+        description="The instant: ISO 8601 with a zone.",
+        examples=["2026-12-24T18:00:00Z"],
+    )
+    in_: str | None = Field(
+        None, alias="in", description="The delay from now: 250ms, 5s, 1h30m, 7d.", examples=["5s"]
+    )
 
     def times(self, *, needed: bool = True) -> tuple[datetime | None, timedelta | None]:
-        """Both, of which one is None. Raises InvalidMessage, in the words of HTTP's fields."""
+        """Return both as values. Raises InvalidMessage unless exactly one is given.
+
+        Without `needed`, none is allowed, too.
+        """
         if self.at is not None and self.in_ is not None:
             raise InvalidMessage(Reason.TWO_DUE_TIMES, "both at and in are given: leave one")
         if needed and self.at is None and self.in_ is None:
@@ -91,18 +94,18 @@ class Due(BaseModel):
         return instant(self.at), delay(self.in_)
 
 
-class Header(BaseModel):
+class HeaderSpec(BaseModel):
     """A header of the Kafka record."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(examples=["source"])
-    value: str | None = Field(None, description="As text; null is none.")
+    value: str | None = Field(None, description="The value as text; null is no value.")
     value_base64: str | None = Field(None, description="In place of `value`, for other bytes.")
 
 
-class NewMessage(Due):
-    """A message to be delivered later."""
+class NewMessage(DueTime):
+    """A message to be delivered later, or a schedule."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -120,103 +123,117 @@ class NewMessage(Due):
         },
     )
 
-    topic: str = Field(description="Where it is to be delivered.", examples=["orders"])
+    topic: str = Field(description="The destination topic.", examples=["orders"])
     value: Any = Field(
-        None, description="The payload: a string as its own bytes, null as none, else as JSON."
+        None,
+        description="The payload: a string as its own bytes, null as none, anything else as JSON.",
     )
-    value_base64: str | None = Field(None, description="The payload, for other bytes.")
-    key: str | None = Field(None, description="As text; it chooses the partition.")
-    key_base64: str | None = Field(None, description="The key, for other bytes.")
+    value_base64: str | None = Field(None, description="In place of `value`, for other bytes.")
+    key: str | None = Field(None, description="The key as text; it chooses the partition.")
+    key_base64: str | None = Field(None, description="In place of `key`, for other bytes.")
     headers: (
-        Annotated[dict[str, str | None], Field(fail_fast=True), Tag(BY_NAME)]
-        | Annotated[list[Annotated[Header, FewFields]], Field(fail_fast=True), Tag(LISTED)]
+        Annotated[dict[str, str | None], Field(fail_fast=True), Tag(MAPPING)]
+        | Annotated[list[Annotated[HeaderSpec, FewFields]], Field(fail_fast=True), Tag(PAIRS)]
     ) = Field(
         default_factory=list,
-        description="By name; or as a list, for names that come twice.",
-        discriminator=Discriminator(_how_given),
+        description="By name; or as a list, where a name occurs more than once.",
+        discriminator=Discriminator(
+            lambda headers: PAIRS if isinstance(headers, list) else MAPPING
+        ),
     )
     id: str | None = Field(
-        None, description="Your own id, and the idempotency key.", examples=["order-17"]
+        None,
+        description="Your own id, which is the idempotency key; of a schedule, its name.",
+        examples=["order-17"],
     )
-    partition: int | None = Field(None, description="The destination's partition.")
-    cluster: str | None = Field(None, description="Another cluster, as the configuration has it.")
+    partition: int | None = Field(None, description="The destination partition.")
+    cluster: str | None = Field(None, description="Another cluster, by its name in the settings.")
     cron: str | None = Field(
         None,
-        description="It comes again: five fields, or @hourly ..; from `at` on, a minute ago at the "
-        "earliest, or from now.",
+        description="Makes a schedule: five fields, or a word such as @hourly. It starts at `at`, "
+        "but at the earliest a minute ago, or else now.",
     )
-    zone: str | None = Field(None, description="Whose clocks `cron` means; UTC.")
+    zone: str | None = Field(None, description="The time zone of `cron`; UTC by default.")
     until: str | None = Field(None, description="No run is later: ISO 8601 with a zone.")
-    misfire: Misfire | None = Field(None, description="What becomes of missed runs; `once`.")
+    misfire: Misfire | None = Field(
+        None, description="The treatment of missed runs; `once` by default."
+    )
 
     def record(
         self, settings: Settings, now_ms: int, due_ms: int | None = None, drawn: str | None = None
-    ) -> Outgoing:
-        """What is sent to the intake; due when its first try said, if there was one.
+    ) -> IntakeRecord:
+        """Return the record for the intake. Raises InvalidMessage.
 
-        `drawn` is for a message without an id of its own; None draws one. Raises InvalidMessage.
+        `due_ms` is the due time of an earlier try of this message, if there was one. `drawn` is
+        the id of a message without an `id`; None draws one.
         """
         unique = (drawn or new_unique()) if self.id is None else self.id
-        wanted, recurrence = self._wanted(), self._recurrence()
+        spec, recurrence = self._spec(), self._recurrence()
         if recurrence is None and due_ms is not None:
-            return scheduled(wanted, settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
+            return message_record(spec, settings, due_ms=due_ms, now_ms=now_ms, unique=unique)
         at, in_ = self.times(needed=recurrence is None)
         if recurrence is not None and at is not None:
-            at = max(at, _earliest(now_ms))
-        return record_of(wanted, recurrence, settings, at=at, in_=in_, now_ms=now_ms, unique=unique)
+            # The runs of years that are over would be millions of messages.
+            at = max(at, datetime_of(now_ms - GRACE_MS))
+        return intake_record(
+            spec, recurrence, settings, at=at, in_=in_, now_ms=now_ms, unique=unique
+        )
 
     def _recurrence(self) -> Recurrence | None:
-        if self.cron is None:
-            if self.zone or self.until or self.misfire:
-                raise InvalidMessage(
-                    Reason.BAD_CRON, "zone, until and misfire belong to cron: add it"
-                )
-            return None
-        until = instant(self.until)
-        return Recurrence.of(self.cron, zone=self.zone, until=until, misfire=self.misfire)
+        if self.cron is not None:
+            until = instant(self.until)
+            return Recurrence.of(self.cron, zone=self.zone, until=until, misfire=self.misfire)
+        if self.zone or self.until or self.misfire:
+            raise InvalidMessage(Reason.BAD_CRON, "zone, until and misfire belong to cron: add it")
+        return None
 
-    def _wanted(self) -> Wanted:
-        return Wanted(
+    def _spec(self) -> MessageSpec:
+        headers: list[tuple[str, Payload]] | None
+        if isinstance(self.headers, dict):
+            headers = list(self.headers.items())
+        else:
+            headers = [
+                (each.name, _either("value", each.value, each.value_base64))
+                for each in self.headers
+            ]
+        return MessageSpec(
             topic=self.topic,
-            value=_either("value", _as_sent(self.value), self.value_base64),
+            value=_either("value", _as_text(self.value), self.value_base64),
             key=_either("key", self.key, self.key_base64),
-            headers=_pairs(self.headers) if self.headers else None,
+            headers=headers or None,
             partition=self.partition,
             cluster=self.cluster,
         )
 
 
-class Redrive(BaseModel):
-    """Which dead letters to bring back: what is given must all hold; `all` is every one."""
+class RedriveRequest(BaseModel):
+    """The dead letters to redrive: all conditions hold; `all` selects every dead letter."""
 
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"numbers": [3, 4]}, {"topic": "orders"}]}
+        extra="forbid", json_schema_extra={"examples": [{"offsets": [3, 4]}, {"topic": "orders"}]}
     )
 
-    numbers: (
-        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MOST_NUMBERS, fail_fast=True)]
+    offsets: (
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_OFFSETS, fail_fast=True)]
         | None
-    ) = Field(None, description="With these.")
+    ) = Field(None, description="With these offsets.")
     topic: str | None = Field(None, description="For this destination.")
-    reason: str | None = Field(None, description="That died of this.")
-    since: str | None = Field(None, description="That died then or later; with a zone.")
-    all: bool = Field(default=False, description="Whether all are meant, if nothing else is said.")
+    reason: str | None = Field(None, description="With this reason.")
+    since: str | None = Field(
+        None, description="Failed for the last time at this instant or later; with a zone."
+    )
+    all: bool = Field(default=False, description="Every dead letter, where nothing else is given.")
 
 
-def _earliest(now_ms: int) -> datetime:
-    """When a series may begin: of years that are over, one message would make millions."""
-    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=now_ms - GRACE_MS)
-
-
-def _as_sent(value: object) -> str | None:
-    """A string is its own bytes, as in Airtel's envelope; the rest is the shortest JSON."""
+def _as_text(value: object) -> str | None:
+    """Return a string as it is, as in Airtel's envelope, and anything else as the shortest JSON."""
     if value is None or isinstance(value, str):
         return value
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
         raise InvalidMessage(
-            Reason.UNREADABLE, "the value has a number that JSON does not: send it as text"
+            Reason.MALFORMED, "the value has a number that JSON does not: send it as text"
         ) from None
 
 
@@ -225,12 +242,11 @@ def _either(name: str, text: str | None, base64: str | None) -> Payload:
         return text
     if text is not None:
         raise InvalidMessage(
-            Reason.UNREADABLE, f"both {name} and {name}_base64 are given: leave one"
+            Reason.MALFORMED, f"both {name} and {name}_base64 are given: leave one"
         )
     return from_base64(base64, f"{name}_base64")
 
 
-def _pairs(headers: dict[str, str | None] | list[Header]) -> list[tuple[str, Payload]]:
-    if isinstance(headers, dict):
-        return list(headers.items())
-    return [(each.name, _either("value", each.value, each.value_base64)) for each in headers]
+def portable_pattern(pattern: str) -> str:
+    """Return the pattern with an end that every dialect of regular expressions has."""
+    return pattern.replace(END, "$")

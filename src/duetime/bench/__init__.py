@@ -1,6 +1,5 @@
-"""Benchmarks, each a command: `duetime bench NAME`. What is imported here does not import Spark."""
+"""Benchmarks, each a command: `duetime bench NAME`. Importing this does not import Spark."""
 
-from duetime.bench import commands_around
-from duetime.bench.commands import app
+from duetime.bench.cli import app
 
-__all__ = ["app", "commands_around"]
+__all__ = ["app"]

@@ -1,87 +1,84 @@
-"""`duetime bench lateness`: how late messages are that go the whole way through a warm pipeline.
+"""Benchmarks of a whole, warm pipeline, which runs in this process as in that of `duetime up`.
 
-The pipeline runs in this process, as it does in that of `duetime up`; this process only waits while
-a run lasts. The load generator is a process of its own, and what came is read after the run.
+lateness          a steady load to one or several destinations
+lateness --stuck  the same, while another destination takes nothing
+flood             the same, while very many messages are due in one second
+pending           the same, without and with millions of pending messages in the wheel
+lookup            find, cancel and reschedule single messages in a slot with millions of others
+
+This process only waits while a load lasts.
 """
 
+import math
+import os
+import random
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
 
-from duetime.bench.appends import Appends
-from duetime.bench.load import LoadPlan, Sent, start_load
-from duetime.bench.reader import Arrivals, CommittedReader, read_arrivals
-from duetime.bench.report import Report, Second, report, timeline
-from duetime.bench.say import say
-from duetime.bench.testbed import create_destinations, destination
-from duetime.config import Settings
+import typer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from duetime.bench.loadgen import LoadPlan, Sent, parse_range, run_load, start_load
+from duetime.bench.testbed import (
+    BROKER,
+    DEFECTS,
+    OTHER,
+    Appends,
+    Arrival,
+    Figures,
+    committed_arrivals,
+    create_destinations,
+    destination,
+    open_testbed,
+    percentiles,
+    progress,
+    report,
+    rss_mb,
+    scratch,
+    summed_up,
+    timeline_of,
+)
+from duetime.client.cancellation import cancel_and_confirm
+from duetime.client.dead_letters import DeadLetterFilter, DeadLetters
+from duetime.client.rescheduling import reschedule
+from duetime.core.clock import SystemClock
+from duetime.core.errors import DuetimeError, KafkaError
+from duetime.core.messages import MessageId
+from duetime.core.settings import Settings
+from duetime.core.threads import wait_until
+from duetime.core.topics import TopicNames
+from duetime.kafka.connection import librdkafka_properties
+from duetime.kafka.offsets import Offsets
+from duetime.kafka.range_reader import RangeReader
+from duetime.local.broker import LocalBroker, new_cluster_id
 from duetime.local.jars import pipeline_jars
-from duetime.pipeline.runner import Pipeline
+from duetime.local.process import HOST, free_port
+from duetime.pipeline.recovery.deduplicator import CLOCKS_MS
+from duetime.pipeline.release.slot_indexer import MIN_RECORDS
+from duetime.pipeline.service import Pipeline
+from duetime.spark.session import jvm_pid
+from duetime.stores.factory import open_reader
+from duetime.stores.slot_index import IndexReader
 
-#: How long the pipeline may take to know a new destination, in seconds.
-KNOWN_S = 3.0
+#: How long the pipeline may take to discover a new destination, and how long to wait for messages
+#: after the last due time, in seconds.
+DISCOVERY_S, GRACE_S = 3.0, 30.0
 
-#: How long after the last message's time is still waited for it, in seconds.
-PATIENCE_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run: what was sent, and what came of it."""
-
-    sent: Sent
-    report: Report
-    seconds: list[Second]
-
-    def figures(self) -> dict[str, int | float | None]:
-        """The result as it is shown."""
-        return {
-            **asdict(self.report),
-            "rate_reached": self.sent.rate_reached,
-            "load_cores": self.sent.cores,
-            "load_behind_ms": self.sent.behind_ms,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """How many destinations the messages are for, in turn; some of which do not exist."""
-
-    topics: int = 1
-    missing: int = 0
-
-    def reached(self, sent: int) -> int:
-        """How many of so many messages have a destination: the missing ones are the last."""
-        rounds, more = divmod(sent, self.topics)
-        there = self.topics - self.missing
-        return rounds * there + min(more, there)
-
-
-ONE = Targets()
-
-
-def lateness(
-    settings: Settings, plan: LoadPlan, runs: int, warm_up_s: float, targets: Targets
-) -> list[Run]:
-    """Send the plan through a warm pipeline, so many times, one after the other.
-
-    A load of its kind goes first, for so long, and is not measured: the JVM goes on compiling for
-    some minutes after the pipeline is ready.
-    """
-    with running_pipeline(settings):
-        if warm_up_s:
-            before = round(plan.rate * warm_up_s)
-            deliver(settings, replace(plan, messages=before, label="before"), "before", targets)
-        names = [f"run-{number}" for number in range(1, runs + 1)]
-        return [run_once(settings, plan, name, targets) for name in names]
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 
 
 @contextmanager
 def running_pipeline(settings: Settings) -> Iterator[Pipeline]:
     """A warm pipeline, watched as `duetime run` watches it."""
-    say("starting the pipeline and warming it up ...")
+    progress("starting the pipeline and warming it up ...")
     with Pipeline(settings, jars=pipeline_jars()) as pipeline:
         watching = threading.Thread(target=pipeline.watch, daemon=True)
         watching.start()
@@ -90,50 +87,345 @@ def running_pipeline(settings: Settings) -> Iterator[Pipeline]:
         watching.join()
 
 
-def run_once(settings: Settings, plan: LoadPlan, name: str, targets: Targets) -> Run:
-    """Send the plan to new destinations, wait until all of it came, and read it there."""
-    if settings.transactional_delivery:
-        arrivals, sent = _committed(settings, plan, name, targets)
-    else:
-        topics, sent = deliver(settings, plan, name, targets)
-        arrivals = read_arrivals(_there(settings, plan), topics)
-    return Run(sent=sent, report=report(arrivals, sent.sent), seconds=timeline(arrivals))
-
-
-def _committed(
-    settings: Settings, plan: LoadPlan, name: str, targets: Targets
-) -> tuple[Arrivals, Sent]:
-    topics = [destination(settings, f"{name}-{number}") for number in range(targets.topics)]
-    with CommittedReader(settings, topics) as reader:
-        _, sent = deliver(settings, plan, name, targets)
-        # Transactions leave marks, so that there are more offsets than records.
-        if not reader.wait_for(sent.sent, PATIENCE_S):
-            say(f"not all were committed within {PATIENCE_S:.0f} s")
-        return reader.arrivals, sent
-
-
 def deliver(
-    settings: Settings, plan: LoadPlan, name: str, targets: Targets = ONE
-) -> tuple[list[str], Sent]:
-    """Send the plan to new destinations; returns when all of it came, or should have long ago.
+    settings: Settings, plan: LoadPlan, name: str, topics: int = 1, missing: int = 0
+) -> tuple[Appends, int, Sent]:
+    """Send the plan to new topics in turn, and wait until all has arrived or is overdue.
 
-    `sent` counts what is for a destination that exists.
+    The last `missing` topics are not created. Return what was appended to the others, and the
+    number of messages sent to them.
     """
-    names = [f"{name}-{number}" for number in range(targets.topics)]
-    there = names[: targets.topics - targets.missing]
-    topics = create_destinations(settings, there, cluster=plan.cluster)
-    # The pipeline looks for new topics every second; what it does not know is tried again later.
-    time.sleep(KNOWN_S)
-    say(f"sending {plan.messages:,} messages to {topics[0]} ...")
-    nowhere = [destination(settings, each) for each in names[len(there) :]]
-    with start_load(settings, replace(plan, destinations=(*topics, *nowhere))) as load:
-        sent = load.wait()
-    sent = replace(sent, sent=targets.reached(sent.sent))
-    left_s = sent.last_due_ms / 1_000 - time.time()
-    if not Appends(_there(settings, plan), topics).wait_for(sent.sent, left_s + PATIENCE_S):
-        say(f"not all came within {PATIENCE_S:.0f} s of their time")
-    return topics, sent
+    names, existing = [f"{name}-{number}" for number in range(topics)], topics - missing
+    found = create_destinations(settings, names[:existing], cluster=plan.cluster)
+    arrived = Appends(settings.at(plan.cluster), found)
+    # The pipeline discovers topics every second; a message for an unknown one is retried later.
+    time.sleep(DISCOVERY_S)
+    everything = tuple(destination(settings, each) for each in names)
+    sent = run_load(settings, replace(plan, destinations=everything))
+    count = sum(len(range(each, plan.messages, topics)) for each in range(existing))
+    arrived.wait_for(count, sent.last_due_ms / 1_000 - time.time() + GRACE_S)
+    return arrived, count, sent
 
 
-def _there(settings: Settings, plan: LoadPlan) -> Settings:
-    return settings.at(plan.cluster) if plan.cluster else settings
+def fill_backlog(settings: Settings, messages: int, value_bytes: int = 200) -> None:
+    """Write this many pending messages straight into the wheel. Raises KafkaError.
+
+    Returns when they are old enough that a recovery does not read them back.
+    """
+    if messages:
+        # They are due after the end of a benchmark.
+        delay_ms = (2 * HOUR_MS, 30 * DAY_MS)
+        run_load(
+            settings, pending_load(settings, "backlog", messages, value_bytes, delay_ms=delay_ms)
+        )
+        time.sleep(CLOCKS_MS / 1_000)
+
+
+def pending_load(
+    settings: Settings,
+    name: str,
+    messages: int,
+    value_bytes: int = 200,
+    **due: Any,  # noqa: ANN401 (instants or delays)
+) -> LoadPlan:
+    """Return a load of pending messages for a new topic."""
+    topics = tuple(create_destinations(settings, [name]))
+    due |= {"destinations": topics, "value_bytes": value_bytes, "label": name}
+    return LoadPlan(messages=messages, shape="pending", **due)
+
+
+def lateness(  # noqa: PLR0913 (the options of a command)
+    kafka: str | None,
+    *,
+    rate: float,
+    seconds: float,
+    delay: str,
+    value_bytes: int,
+    runs: int,
+    warm_up: float,
+    timeline: bool,
+    outbox: bool,
+    destinations: int,
+    missing: int,
+    stuck: str | None,
+    transactions: bool,
+    store: str,
+) -> Figures:
+    """Send a steady load through a warm pipeline `runs` times.
+
+    The same load goes first for `warm_up` seconds and is not measured: the JVM goes on compiling
+    for some minutes after the pipeline is ready.
+    """
+    if stuck and (kafka or outbox or missing or runs > 1 or destinations > 1 or store != "kafka"):
+        raise typer.BadParameter("--stuck goes with --rate, --seconds, --delay and --value-bytes")
+    if transactions and (outbox or stuck):
+        raise typer.BadParameter("--transactions goes with destinations of this cluster")
+    if missing >= destinations:
+        raise typer.BadParameter("--missing must be less than --destinations")
+    load = {"delay_ms": parse_range(delay), "value_bytes": value_bytes}
+    plan = LoadPlan.steady(rate, seconds, cluster=OTHER if outbox else None, **load)
+    if stuck:
+        return _lateness_beside_stuck(stuck, plan, warm_up)
+    options: dict[str, Any] = {"store": store, "transactional_delivery": transactions}
+    with (
+        open_testbed(kafka, has_other_cluster=outbox, **options) as settings,
+        running_pipeline(settings),
+    ):
+        topics = (destinations, missing)
+        deliver_before(settings, plan, warm_up, *topics)
+        found = [_run(settings, plan, f"run-{number}", *topics) for number in range(runs)]
+    figures = summed_up([each for each, _ in found])
+    return figures | {"timeline": timeline_of(found[-1][1])} if timeline else figures
+
+
+def deliver_before(settings: Settings, plan: LoadPlan, seconds: float, *topics: int) -> None:
+    """Deliver the same load for `seconds` seconds, to warm up what is measured after it."""
+    if seconds:
+        before = replace(plan, messages=round(plan.rate * seconds), label="before")
+        deliver(settings, before, "before", *topics)
+
+
+def _run(
+    settings: Settings, plan: LoadPlan, name: str, topics: int = 1, missing: int = 0
+) -> tuple[Figures, Sequence[Arrival]]:
+    deliver_all = partial(deliver, settings, plan, name, topics, missing)
+    if settings.transactional_delivery:
+        names = [destination(settings, f"{name}-{number}") for number in range(topics)]
+        with committed_arrivals(settings, names) as arrivals:
+            _, count, sent = deliver_all()
+            # Transactions write markers, so that there are more offsets than records.
+            if not wait_until(lambda: len(arrivals) >= count, GRACE_S):
+                progress(f"some messages were not committed within {GRACE_S:.0f} s")
+    else:
+        arrived, count, sent = deliver_all()
+        arrivals = arrived.arrivals()
+    return report(arrivals, count) | sent.figures, arrivals
+
+
+# lateness --stuck
+
+#: A few messages for the stuck destination, messages a second and delays in ms: due at once, in a
+#: lane, and in the wheel. Delivery is given up within seconds.
+STUCK_RATE, STUCK_DELAY_MS = 2, (0, 8_000)
+STUCK_RETRIES: dict[str, Any] = {"max_delivery_attempts": 3, "retry_backoff_ms": 500}
+
+#: How long the last of them may take to become a dead letter, in seconds.
+STUCK_GRACE_S = 60.0
+
+#: Topic settings under which a broker refuses each timestamp outside its own millisecond.
+REFUSING = {"message.timestamp.type": "CreateTime", "message.timestamp.before.max.ms": "0"}
+
+#: The second node: it leads only the destination that loses its leader.
+SECOND = 2
+
+
+def _lateness_beside_stuck(mode: str, plan: LoadPlan, warm_up_s: float) -> Figures:
+    """Send the plan to one topic, and a few messages to a destination that takes nothing.
+
+    `mode` is why: `leaderless`, `refusing` or `missing`. Raises SetupError.
+    """
+    with _two_brokers() as (settings, second), running_pipeline(settings):
+        deliver_before(settings, plan, warm_up_s)
+        topic = _stuck_destination(settings, second, mode)
+        # A topic that is missing or leaderless takes none.
+        arrived = Appends(settings, [topic] if mode == "refusing" else [])
+        time.sleep(DISCOVERY_S)
+        options = {"delay_ms": STUCK_DELAY_MS, "destinations": (topic,), "label": "stuck"}
+        stuck = LoadPlan.steady(STUCK_RATE, plan.messages / plan.rate, **options)
+        with start_load(settings, stuck) as load:
+            figures, _ = _run(settings, plan, "others")
+            load()
+        progress("waiting until all messages for the stuck destination are dead letters ...")
+
+        def reasons() -> Counter[str]:
+            found = DeadLetters(settings).select(DeadLetterFilter(topic=topic))
+            return Counter(each.reason.replace("-", "_") for each in found)
+
+        wait_until(lambda: reasons().total() + arrived.count() >= stuck.messages, STUCK_GRACE_S)
+        dead = reasons()
+        # Records are delivered that arrive within their own millisecond.
+        counts = {"sent": stuck.messages, "dead": dead.total(), "delivered": arrived.count()}
+        return figures | {f"stuck_{name}": count for name, count in (counts | dead).items()}
+
+
+@contextmanager
+def _two_brokers() -> Iterator[tuple[Settings, LocalBroker]]:
+    """A temporary cluster: a node with all topics, and a second one that is not started."""
+    controller, port, second_port = free_port(), free_port(), free_port()
+    cluster, voters = new_cluster_id(), {"controller.quorum.voters": f"1@{HOST}:{controller}"}
+    own = {"listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}"}
+    second_own = {"listeners": f"PLAINTEXT://{HOST}:{second_port}", "process.roles": "broker"}
+    second_own |= {"node.id": str(SECOND)}
+    with scratch() as directory:
+        first = LocalBroker(directory / "first", port, BROKER | voters | own, cluster)
+        second = LocalBroker(directory / "second", second_port, voters | second_own, cluster)
+        with first, open_testbed(None, broker=first, **STUCK_RETRIES) as settings:
+            try:
+                yield settings, second
+            finally:
+                second.kill()
+
+
+def _stuck_destination(settings: Settings, second: LocalBroker, mode: str) -> str:
+    topic, admin = destination(settings, "stuck"), AdminClient(librdkafka_properties(settings))
+
+    def is_leaderless() -> bool:
+        partition = admin.list_topics(topic, timeout=GRACE_S).topics[topic].partitions.get(0)
+        return partition is not None and partition.leader < 0
+
+    if mode == "refusing":
+        admin.create_topics([NewTopic(topic, 1, config=REFUSING)])[topic].result()
+    elif mode == "leaderless":
+        second.start()
+        admin.create_topics([NewTopic(topic, 1, replica_assignment=[[SECOND]])])[topic].result()
+        second.kill()
+        progress("waiting until the destination has no leader ...")
+        wait_until(is_leaderless, math.inf)
+    return topic
+
+
+# flood
+
+#: How long before its due time the flood is written, in seconds: it is two levels up then, and is
+#: cascaded before it is released. And how long the steady load lasts before the flood, to warm the
+#: JVM, and after it.
+FLOOD_AHEAD_S, FLOOD_BEFORE_S, FLOOD_AFTER_S = 90, 60, 60
+
+
+def flood(settings: Settings, messages: int, rate: float) -> Figures:
+    """Have this many messages due in one second, while a steady load has a topic of its own."""
+    # It goes through lanes and slots.
+    steady = LoadPlan.steady(rate, FLOOD_AHEAD_S + FLOOD_AFTER_S, delay_ms=(500, 15_000))
+    with running_pipeline(settings) as pipeline:
+        deliver_before(settings, steady, FLOOD_BEFORE_S)
+        second_ms = math.ceil(time.time() + FLOOD_AHEAD_S) * 1_000
+        plan = pending_load(settings, "flood", messages, due_ms=(second_ms, second_ms + 999))
+        flooded = Appends(settings, plan.destinations)
+        with start_load(settings, plan) as load:
+            others, sent, _ = deliver(settings, steady, "others")
+            load()
+        flooded.wait_for(messages, GRACE_S)
+        driver_mb = _driver_mb(pipeline)
+    of_flood, of_others = flooded.report(messages), others.report(sent)
+    return {
+        "sent": messages + sent,
+        **{name: of_flood[name] + of_others[name] for name in DEFECTS},
+        **{f"others_{name}": of_others[name] for name in ("p50_ms", "p99_ms", "max_ms")},
+        "flood_max_ms": of_flood["max_ms"],
+        "driver_rss_mb": driver_mb,
+    }
+
+
+def _driver_mb(pipeline: Pipeline) -> int:
+    return rss_mb(os.getpid(), jvm_pid(pipeline.spark))
+
+
+def pending(settings: Settings, messages: int, seconds: float, value_bytes: int) -> Figures:
+    """Deliver a steady load without and with this many pending messages.
+
+    All is read at the end, so that reading does not grow the process that is measured.
+    """
+    steady = LoadPlan.steady(1_000, seconds, delay_ms=(5_000, 30_000))
+    with running_pipeline(settings) as pipeline:
+        # A JVM goes on growing for some minutes after it is ready.
+        deliver(settings, steady, "before")
+        arrived_without, sent, _ = deliver(settings, steady, "without")
+        mb_before = _driver_mb(pipeline)
+        fill_backlog(settings, messages, value_bytes)
+        arrived_with, _, _ = deliver(settings, steady, "with")
+        mb_after = _driver_mb(pipeline)
+    without, with_backlog = arrived_without.report(sent), arrived_with.report(sent)
+    return {
+        "driver_rss_mb_before": mb_before,
+        "driver_rss_mb_after": mb_after,
+        "p99_ms": with_backlog["p99_ms"],
+        "p99_ms_without": without["p99_ms"],
+        **{name: without[name] + with_backlog[name] for name in DEFECTS},
+    }
+
+
+# lookup
+
+#: How long the pipeline may take to index the slot, in seconds.
+INDEX_TIMEOUT_S = 1_800.0
+
+
+def lookup(settings: Settings, messages: int, times: int, value_bytes: int) -> Figures:
+    """Fill one slot, wait until it is indexed, and look up `times` messages in each way.
+
+    Each answer is compared with what is known of the message. Raises KafkaError if the slot is not
+    indexed.
+    """
+    # In a slot of some days, on level 3.
+    due_ms = SystemClock().now_ms() + 10 * DAY_MS
+    plan = pending_load(settings, "lookup", messages, value_bytes, due_ms=(due_ms, due_ms))
+    with running_pipeline(settings):
+        run_load(settings, plan)
+        started_s = time.monotonic()
+        blocks = _wait_until_indexed(settings, due_ms)
+        indexed_s = round(time.monotonic() - started_s, 1)
+        progress(f"indexed in {indexed_s} s, looking up {times} messages in each way ...")
+        # The same in each run.
+        drawn = random.Random(17).sample(range(messages), min(messages, 3 * times))  # noqa: S311 (no secret)
+        ids = [MessageId(due_ms=due_ms, unique=f"lookup-{number}") for number in drawn]
+        unknown = [MessageId(due_ms=due_ms, unique=f"none-{number}") for number in range(times)]
+        asked = _ask_all(settings, ids, unknown)
+    return {"messages": messages, "indexed_s": indexed_s, "blocks": blocks, **asked}
+
+
+def _wait_until_indexed(settings: Settings, due_ms: int) -> int:
+    """Wait until all records but the tail are indexed; return the number of index blocks."""
+    slot, names = settings.wheel.place(due_ms, SystemClock().now_ms()), TopicNames(settings)
+    place = names.wheel(slot.level), settings.wheel.partitions_of(slot)[0]
+    with (
+        closing(Offsets(settings)) as offsets,
+        RangeReader(settings, group=names.index_group) as reader,
+    ):
+        deadline_s = time.monotonic() + INDEX_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            blocks = IndexReader(reader).directory(place).blocks
+            if offsets.ends([place])[place] - (blocks[-1].end if blocks else 0) < MIN_RECORDS:
+                return len(blocks)
+            time.sleep(1.0)
+    raise KafkaError(f"the slot is not indexed after {INDEX_TIMEOUT_S:.0f} s: see the log")
+
+
+def _ask_all(settings: Settings, ids: list[MessageId], unknown: list[MessageId]) -> Figures:
+    """Return the number of wrong answers, and the latencies of each kind of question."""
+    # Fewer are rescheduled: each takes a producer of its own.
+    pending, cancelled, moved = ids[::3], ids[1::3], ids[2::12]
+    clock, figures = SystemClock(), Figures(wrong=0)
+
+    def move(identity: MessageId) -> bool:
+        later = timedelta(days=30)
+        return reschedule(str(identity), in_=later, settings=settings, clock=clock) == str(identity)
+
+    with closing(open_reader(settings)) as reader:
+
+        def is_cancelled(identity: MessageId) -> bool | None:
+            """None if the message is not found."""
+            found = reader.find(identity, clock.now_ms())
+            return found.cancelled if found else None
+
+        questions: list[tuple[str, Callable[[MessageId], object], object, list[MessageId]]] = [
+            ("find", is_cancelled, False, pending),
+            ("unknown", is_cancelled, None, unknown),
+            ("cancel", partial(cancel_and_confirm, settings=settings), None, cancelled),
+            ("cancelled", is_cancelled, True, cancelled),
+            ("reschedule", move, False, moved),
+            # The first of those rescheduled have been taken in by now.
+            ("moved", is_cancelled, True, moved[: len(moved) // 2]),
+        ]
+        for name, ask, right, asked in questions:
+            took_ms = []
+            for each in asked:
+                started_s = time.monotonic()
+                try:
+                    is_wrong = ask(each) is not right
+                except DuetimeError as error:
+                    progress(f"wrong answer: {error}")
+                    is_wrong = True
+                took_ms.append(round((time.monotonic() - started_s) * 1_000))
+                figures["wrong"] += is_wrong
+            figures |= percentiles(took_ms, ("p50", "p99", "max"), f"{name}_")
+    return figures

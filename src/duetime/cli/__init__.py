@@ -1,24 +1,19 @@
-"""The `duetime` command. It starts without Spark: what needs it imports it when it runs.
+"""The `duetime` command. It starts without Spark: a command imports what it needs when it runs.
 
 ```
-entry      arguments in, exit code out: every error is one sentence
-options    what many commands take, and the settings made of it
-connect    settings whose Kafka answers
-messages   send, show, cancel, reschedule
-pending    what waits: counts, a histogram, a list
-sql        what waits, asked with SQL
-dead       dead list, show, redrive
-topics     topics, doctor, status
-serve      up, run
-beside     the HTTP API that `up` has
-api        the HTTP API alone
-demo       a local Kafka, 1,000 messages, and how punctual they were
-service    the pipeline in a thread, stopped in time by a signal
-logs       what `up` and `run` say about their work
-display    tables, bars and times as people read them
+main       arguments in, exit code out; every error is one sentence
+options    options of several commands, and the settings that result
+output     tables, bars and times for people
+logs       the log of `up`, `run` and `api`, as text or JSON
+messages   send, show, cancel, reschedule, pending
+manage     dead-letters, queue, schedules
+sql        pending messages, queried with SQL
+admin      topics, doctor, status
+run        up, run, api: the pipeline in a thread, stopped in time by a signal
+demo       a temporary Kafka, 1,000 messages, and their lateness
 ```
 """
 
-from duetime.cli.entry import app, main
+from duetime.cli.main import app, main
 
 __all__ = ["app", "main"]

@@ -1,68 +1,64 @@
-"""Options that many commands take, and the settings made of them."""
+"""Options of several commands, and the settings that result from them."""
 
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from duetime.clock import parse_instant
-from duetime.config import Settings, is_file, load_settings
-from duetime.errors import ConfigError
+from duetime.core.clock import parse_instant
+from duetime.core.errors import ConfigError
+from duetime.core.settings import Settings, is_file, load_settings
+from duetime.kafka.connection import ensure_reachable
 
-Kafka = Annotated[
-    str | None,
-    typer.Option("--kafka", metavar="HOST:PORT", help="Kafka's bootstrap servers."),
-]
+#: An option that may be omitted.
+Text = str | None
+
+Kafka = Annotated[Text, Option("--kafka", metavar="HOST:PORT", help="Kafka's bootstrap servers.")]
 Config = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Settings, as TOML, in place of duetime.toml."),
+    Path | None, Option("--config", metavar="FILE", help="Settings, in place of duetime.toml.")
 ]
 Store = Annotated[
-    str | None,
-    typer.Option(
-        "--store", metavar="URL", help="Where messages wait: kafka, redis://... or aerospike://...."
-    ),
+    Text,
+    Option("--store", metavar="URL", help="Pending messages: kafka, redis:// or aerospike://."),
 ]
 StartFrom = Annotated[
-    str | None,
-    typer.Option(
+    Text,
+    Option(
         "--from",
         metavar="WHERE",
-        help="Where the first start begins to read intake topics: earliest, latest, a time such as "
+        help="Where the first start reads intake topics from: earliest, latest, a time such as "
         "2026-12-24T18:00:00Z, or a consumer group whose offsets are taken over.",
     ),
 ]
-Id = Annotated[str, typer.Argument(metavar="ID", help="As `duetime send` printed it.")]
+Id = Annotated[str, Argument(metavar="ID", help="Full id, as `duetime send` printed it.")]
 In = Annotated[
-    str | None,
-    typer.Option("--in", metavar="DURATION", help="Due so long from now: 250ms, 5s, 1h30m, 7d."),
+    Text, Option("--in", metavar="DURATION", help="Delay from now: 250ms, 5s, 1h30m, 7d.")
 ]
 At = Annotated[
-    str | None,
-    typer.Option(
-        "--at", metavar="TIME", help="Due then, with a zone: 2026-12-24T18:00:00+01:00, or ...Z."
-    ),
+    Text, Option("--at", metavar="TIME", help="Due time with a zone: 2026-12-24T18:00:00+01:00.")
 ]
-OnlyValue = Annotated[
-    bool, typer.Option("--value", help="Only the payload, byte for byte, for a pipe.")
-]
-Json = Annotated[bool, typer.Option("--json", help="For programs, not for people.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more in the log.")]
+OnlyValue = Annotated[bool, Option("--value", help="Write only the payload, byte for byte.")]
+Json = Annotated[bool, Option("--json", help="Write JSON.")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Log details as well.")]
+
+#: Maximum of --limit: one more, which detects that there are more, still fits an int of Java.
+MAX_LIMIT = 1_000_000_000
 
 
-#: The most that may be asked for: with one more, which tells that there are more, it is still a
-#: number of Java's.
-MOST_LISTED = 1_000_000_000
+def limit_option(text: str) -> Any:  # noqa: ANN401 (Typer's type)
+    """Return the option `--limit` of a command that lists."""
+    return Option("--limit", min=1, max=MAX_LIMIT, help=text)
 
 
-def limit(says: str) -> Any:  # noqa: ANN401 (as typer has it)
-    """The option `--limit` of a command that lists."""
-    return typer.Option("--limit", min=1, max=MOST_LISTED, help=says)
+def port_option(name: str, text: str) -> Any:  # noqa: ANN401 (Typer's type)
+    """Return an option that takes a port."""
+    return Option(name, min=1, max=65_535, help=text)
 
 
 class BadInput(typer.TyperException):
-    """The arguments contradict each other, or name what cannot be read. One sentence."""
+    """The arguments contradict each other, or name a file that cannot be read. One sentence."""
 
     exit_code = 2
 
@@ -70,7 +66,7 @@ class BadInput(typer.TyperException):
 def settings_from(
     kafka: str | None, config: Path | None, **overrides: str | int | None
 ) -> Settings:
-    """The settings: options over environment over file over defaults. Raises ConfigError."""
+    """Return the settings: options over environment over file over defaults. Raises ConfigError."""
     if config:
         if not is_file(config):
             raise ConfigError(f"--config names {config}, which is no file: correct it")
@@ -78,6 +74,13 @@ def settings_from(
     return load_settings(bootstrap=kafka, **overrides)
 
 
+def connected(kafka: str | None, config: Path | None, **overrides: str | int | None) -> Settings:
+    """Return the settings once their cluster has answered. Raises ConfigError, KafkaError."""
+    settings = settings_from(kafka, config, **overrides)
+    ensure_reachable(settings)
+    return settings
+
+
 def instant_option_ms(text: str | None) -> int | None:
-    """A bound such as `--from` in epoch ms. Raises InvalidMessage."""
+    """Return a bound such as `--from` in epoch ms. Raises InvalidMessage."""
     return None if text is None else parse_instant(text)

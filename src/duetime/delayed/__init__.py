@@ -1,28 +1,16 @@
-"""Delayed topics (KIP-1277) on today's brokers: records that are read at or after a time of theirs.
+"""Delayed topics (KIP-1277) on today's brokers: each record is read at or after its own time.
 
-entries     the arrays that an index is made of
-cursor      which records are delivered, and how late ones are admitted
-segments    stretches of the log
-files       segments on a disk or in an object store
-index       what is to be returned next
-log         a partition's log, read by offset
-payloads    records that are kept while they wait
-partition   all of these, for one partition
-opening     a partition where its group was
-consumer    a consumer with confluent-kafka's manners
-options     what it is told
-message     what it returns
-retries     when a record comes again, and what dies
-putting_off sends these
-source      a streaming source for Spark: the format `delayed_kafka`
-planning    what a batch of it has
-rows        the records of a batch
-visible     a delayed topic made visible, for every client
-forwarding  its sending side
-outcomes    what becomes of each record
+consumer        a consumer with confluent-kafka's interface, and the messages that it returns
+options         the consumer's properties
+partition       one partition: its index, its position and its cached records
+index           which records are due next, and the cursor: which are delivered
+segments        entries of the index, in memory and as Parquet files
+redelivery      retries and dead letters of a consumer group
+forwarder       sends the due records of a delayed topic to its visible topic
+spark_source    a streaming source for Spark: the format `delayed_kafka`
+batch_planner   plans the batches of that source
 """
 
-from duetime.delayed.consumer import DelayedConsumer, Metrics
-from duetime.delayed.message import DelayedMessage
+from duetime.delayed.consumer import DelayedConsumer, DelayedMessage, Metrics
 
 __all__ = ["DelayedConsumer", "DelayedMessage", "Metrics"]

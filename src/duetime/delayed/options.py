@@ -1,105 +1,95 @@
-"""What a consumer of delayed topics is told, beside librdkafka's own properties."""
+"""The properties of a delayed consumer: librdkafka's, and those that begin with `delayed.`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Self
+from datetime import timedelta
+from typing import Annotated, Any, Literal, Self
 
-from duetime.delayed.index import Limits
-from duetime.delayed.retries import Policy
-from duetime.errors import ConfigError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-#: What our own properties begin with.
+from duetime.core.clock import doubled_ms, duration_ms
+from duetime.core.errors import ConfigError, validation_words
+from duetime.core.setting_types import Count
+from duetime.delayed.index import SegmentLimits
+
 PREFIX = "delayed."
 
-#: The beginnings of what a consumer's and a producer's properties have in common.
+#: Prefixes of the properties that a consumer and a producer have in common.
 SHARED = ("bootstrap.", "metadata.broker.", "security.", "sasl.", "ssl.", "client.", "log", "debug")
 
-#: What is ours to decide, because it is about the cursor and not about an offset.
+#: Properties that librdkafka must not see, because they are about the cursor and not an offset.
 OURS = ("enable.auto.commit", "auto.commit.interval.ms", "auto.offset.reset")
 
+#: librdkafka's names for one of the two values of auto.offset.reset.
+EARLIEST = ("earliest", "smallest", "beginning")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerOptions:
-    """A consumer's properties, taken apart."""
+#: Also of a path.
+Text = Annotated[str, BeforeValidator(str)]
 
-    #: For every client of the consumer.
-    librdkafka: Mapping[str, Any] = field(repr=False)
-    policy: Policy
-    limits: Limits
-    #: Where index files are kept; None is nowhere: the log is read again at each start.
-    index_location: str | None
-    #: How much memory the records that wait may take.
-    kept_bytes: int
-    #: What waits for longer comes at once; None is no limit.
-    longest_ms: int | None
-    dead_letters: str
-    auto_commit: bool
-    auto_commit_ms: int
-    from_beginning: bool
+
+class ConsumerOptions(BaseModel):
+    """The properties of a consumer, parsed: those with the prefix are named by their fields."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        alias_generator=lambda field: PREFIX + field.replace("_", "."),
+    )
+
+    #: For each client of the consumer.
+    librdkafka: dict[str, Any] = Field(alias="librdkafka", repr=False)
+    group: str = Field(alias="group.id", min_length=1)
+    auto_commit: bool = Field(True, alias="enable.auto.commit")
+    auto_commit_ms: int = Field(5_000, alias="auto.commit.interval.ms")
+    auto_offset_reset: Literal["earliest", "latest", "smallest", "beginning", "largest", "end"] = (
+        Field("earliest", alias="auto.offset.reset")
+    )
+    #: Attempts of the group at a record in all, and the waits between them.
+    attempts: Count = 5
+    backoff_ms: Count = 1_000
+    backoff_max_ms: Count = 60_000
+    dead_letter_topic: Text = "duetime.dead-letter"
+    segment_records: Count = SegmentLimits().records
+    segment_ms: Count = SegmentLimits().age_ms
+    #: Directory or URL of the index files; None is no files: each start reads the log again.
+    index_location: Text | None = None
+    #: Memory for pending records, in bytes.
+    kept_bytes: Count = 128 * 1024 * 1024
+    #: A record with a longer delay is due at once; None is no limit.
+    delivery_max_ms: Count | None = None
 
     @classmethod
     def of(cls, properties: Mapping[str, Any]) -> Self:
-        """Read them. Raises ConfigError, naming the property."""
-        own = {name: value for name, value in properties.items() if name.startswith(PREFIX)}
-        others = {name: value for name, value in properties.items() if name not in own}
-        read = _Own(own)
-        if not others.get("group.id"):
-            raise ConfigError("group.id is missing: name the group that reads")
-        options = cls(
-            librdkafka={name: value for name, value in others.items() if name not in OURS},
-            policy=Policy(
-                group=str(others["group.id"]),
-                attempts=read.number("attempts", 5),
-                backoff_ms=read.number("backoff.ms", 1_000),
-                backoff_max_ms=read.number("backoff.max.ms", 60_000),
-            ),
-            limits=Limits(
-                records=read.number("segment.records", Limits().records),
-                age_ms=read.number("segment.ms", Limits().age_ms),
-            ),
-            index_location=read.text("index.location"),
-            kept_bytes=read.number("kept.bytes", 128 * 1024 * 1024),
-            longest_ms=read.number("delivery.max.ms", 0) or None,
-            dead_letters=read.text("dead.letter.topic") or "duetime.dead",
-            auto_commit=str(others.get("enable.auto.commit", True)).lower() == "true",
-            auto_commit_ms=int(others.get("auto.commit.interval.ms", 5_000)),
-            from_beginning=_from_beginning(str(others.get("auto.offset.reset", "earliest"))),
-        )
-        read.check_all_known()
-        return options
+        """Parse the properties. Raises ConfigError, which names the property."""
+        parsed: dict[str, Any] = {"librdkafka": {}}
+        for name, value in properties.items():
+            if not name.startswith(PREFIX) and name not in OURS:
+                parsed["librdkafka"][name] = value
+            if name in (*OURS, "group.id") or (name.startswith(PREFIX) and value not in (None, "")):
+                parsed[name] = value
+        try:
+            return cls.model_validate(parsed)
+        except ValidationError as error:
+            (first, *_) = error.errors()
+            raise ConfigError(
+                f"property {first['loc'][0]} of a delayed consumer: {validation_words(first)}"
+            ) from None
+
+    @property
+    def from_beginning(self) -> bool:
+        """True if a group without a commit begins at the first record, not behind the last."""
+        return self.auto_offset_reset in EARLIEST
+
+    @property
+    def limits(self) -> SegmentLimits:
+        """When a segment of the index is closed."""
+        return SegmentLimits(records=self.segment_records, age_ms=self.segment_ms)
 
     def shared(self) -> dict[str, Any]:
-        """What a producer for the same cluster needs."""
+        """Return the properties that a producer for the same cluster needs."""
         return {name: value for name, value in self.librdkafka.items() if name.startswith(SHARED)}
 
-
-class _Own:
-    """Properties of ours, each read once."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._left = dict(given)
-
-    def text(self, name: str) -> str | None:
-        value = self._left.pop(PREFIX + name, None)
-        return None if value is None else str(value)
-
-    def number(self, name: str, default: int) -> int:
-        value = self._left.pop(PREFIX + name, None)
-        if value is None:
-            return default
-        if not str(value).isdecimal() or int(value) < 1:
-            raise ConfigError(f"{PREFIX}{name} is {value!r}: give a whole number of 1 or more")
-        return int(value)
-
-    def check_all_known(self) -> None:
-        for name in self._left:
-            raise ConfigError(f"{name} is no property of a delayed consumer: see the documentation")
-
-
-def _from_beginning(reset: str) -> bool:
-    # librdkafka knows several words for the same.
-    if reset in ("earliest", "smallest", "beginning"):
-        return True
-    if reset in ("latest", "largest", "end"):
-        return False
-    raise ConfigError(f"auto.offset.reset is {reset!r}: say earliest or latest")
+    def retry_wait_ms(self, attempts: int, retry_in: timedelta | None) -> int:
+        """Return the wait after this many attempts: `retry_in`, or a backoff that doubles."""
+        if retry_in is not None:
+            return max(0, duration_ms(retry_in))
+        return doubled_ms(attempts, self.backoff_ms, self.backoff_max_ms)

@@ -1,1 +1,1 @@
-"""What this machine needs for a Kafka of its own: Java, the jars, and a broker that runs here."""
+"""Servers on this machine: Java, the jars, and a Kafka broker as a child process."""

@@ -1,104 +1,65 @@
-"""A real Redis server, run as a child process on this machine's loopback interface.
+"""A Redis server on this machine's loopback interface, for tests and benchmarks.
 
-For tests and benchmarks. Started again on the same directory, it has what it had: it keeps an
-append-only file. It ends if the program that started it dies.
+Started again on the same directory, it has the same data: it keeps an append-only file. It ends if
+the program that started it dies.
 """
 
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
 
 from redis import Redis
 from redis.exceptions import RedisError
 
-from duetime.errors import SetupError
-from duetime.local.ports import free_port
-from duetime.local.process import GuardedProcess
-from duetime.local.properties import HOST
+from duetime.core.errors import SetupError
+from duetime.local.process import HOST, GuardedProcess, LocalServer
 
-#: Seconds until it answers; what it has kept is read first.
-START_TIMEOUT = 60
-
-#: Seconds between two questions.
-ASK_AGAIN = 0.02
-
-PROPERTIES = {"bind": HOST, "appendonly": "yes", "save": "", "daemonize": "no"}
+#: Timeout of the first answer, in seconds: its file is read before.
+START_TIMEOUT_S = 60
 
 
-class LocalRedis:
+class LocalRedis(LocalServer):
     """A server on `data_dir`, on a free port that stays the same.
 
-    `properties` are of redis.conf and replace ours. Not for several threads at once.
+    `properties` of redis.conf replace ours.
     """
 
     def __init__(
         self, data_dir: Path, properties: Mapping[str, str] = MappingProxyType({})
     ) -> None:
+        super().__init__()
         self._directory = data_dir
-        self._port = free_port()
-        self._properties = PROPERTIES | dict(properties)
-        self._process: GuardedProcess | None = None
+        ours = {"bind": HOST, "appendonly": "yes", "save": "", "daemonize": "no"}
+        self._properties = {**ours, **properties, "port": str(self._port), "dir": str(data_dir)}
 
     @property
     def url(self) -> str:
-        """As the setting `store` has it."""
+        """The value of the setting `store`."""
         return f"redis://{HOST}:{self._port}/0"
 
-    @property
-    def pid(self) -> int:
-        """The server's process. Raises RuntimeError if there is none."""
-        if self._process is None:
-            raise RuntimeError("the server is not started")
-        return self._process.pid
-
     def start(self) -> None:
-        """Start it and wait until it answers. Raises SetupError."""
+        """Start the server and wait until it answers. Raises SetupError."""
         program = shutil.which("redis-server")
         if program is None:
             raise SetupError(
                 "redis-server is missing: install it (Debian: apt install redis-server)"
             )
         self._directory.mkdir(parents=True, exist_ok=True)
-        options = {**self._properties, "port": str(self._port), "dir": str(self._directory)}
-        given = [part for name, value in options.items() for part in (f"--{name}", value)]
+        options = [
+            part for name, value in self._properties.items() for part in (f"--{name}", value)
+        ]
         log = self._directory / "redis.log"
         self._process = GuardedProcess.start(
-            [program, *given], cwd=self._directory, env=os.environ, output=log
+            [program, *options], cwd=self._directory, env=os.environ, output=log
         )
-        self._wait_until_it_answers(log)
-
-    def stop(self) -> None:
-        """End it, everything on disk. Safe to repeat."""
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
-
-    def kill(self) -> None:
-        """End it as a crash would. Safe to repeat."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _wait_until_it_answers(self, log: Path) -> None:
-        deadline = time.monotonic() + START_TIMEOUT
-        with Redis(host=HOST, port=self._port, password=self._properties.get("requirepass")) as one:
-            while not _answers(one):
-                if self._process is None or not self._process.running:
-                    raise SetupError(f"redis-server ended at once: its log is {log}")
-                if time.monotonic() > deadline:
-                    raise SetupError(f"redis-server does not answer: its log is {log}")
-                time.sleep(ASK_AGAIN)
+        password = self._properties.get("requirepass")
+        with Redis(host=HOST, port=self._port, password=password) as client:
+            if not self._await_answer(lambda: _answers(client), START_TIMEOUT_S):
+                ended = "does not answer" if self.running else "ended at once"
+                self.kill()
+                raise SetupError(f"redis-server {ended}: its log is {log}")
 
 
 def _answers(client: "Redis") -> bool:

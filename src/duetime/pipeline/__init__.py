@@ -1,48 +1,60 @@
-"""The queries, all of them DataFrames from Kafka to Kafka.
+"""The pipeline: Spark queries from Kafka to Kafka, one file or folder each.
 
-sender -> intake topics -> [intake] -+-> rejected topic     invalid: the reason in a header
-                                     +-> destination        due already
-                                     +-> lanes topic        due in less than the horizon (4 s)
-                                     +-> a slot of the wheel
-far slot    -> [turn] -> nearer slot -> ... -> 1-second slot
-near slot   -> [turn: dedupe, drop cancelled, sort by due, pace] -> destination
-lanes topic -> [lanes: wait, look again] -> lanes topic | destination
-x.delayed   -> [duetime.delayed.visible: no DataFrame, but one producer, so that order holds] -> x
-what comes again    -> recurring    -> [recurring] -> a run on its way | itself, for the next one
-what cannot be sent -> failed topic -> [failures] -> a lane or a slot, for a retry | dead letters
-retries, and what may be refused -> isolated topic -> [isolated: one by one] -> destination | failed
-a queue's markers -> [redelivery: what is open too long, fetched] -> the queue | a lane or a slot
+    sender -> intake topics -> [intake] -+-> rejected topic   invalid: the reason in a header
+                                         +-> destination      due now
+                                         +-> lanes topic      due in less than 4 s (the threshold)
+                                         +-> a slot of the wheel
+    far slot    -> [release job] -> nearer slot -> ... -> 1-second slot
+    near slot   -> [release job: deduplicate, drop cancelled, sort by due, pace] -> destination
+    lanes topic -> [lanes: wait, route again] -> lanes topic | destination
+    schedules   -> schedule commands -> [schedules] -> a run as a message | itself, for the next run
+    undelivered -> retry topic       -> [retries]   -> a lane or a slot | dead letters
+    may be refused -> isolated topic -> [isolated: one by one] -> destination | retry topic
+    other clusters -> outbox topic   -> [outbox]    -> destination there
+    x.delayed   -> [delayed.visible_topics: one producer, no DataFrame, so that order holds] -> x
+    queue markers -> [redelivery: fetch messages that were not acknowledged] -> queue | lane | slot
 
-with transactional delivery, to a destination: sending topic -> [transactional] -> destination
-with another store, instead of a slot:   store topic -> [saving] -> store -> [turn] -> destination
-with Aerospike's notifications           notices topic -> [notices] --------> [turn] -> destination
+    transactional delivery, before a destination:  sending topic -> [transactional] -> destination
+    another store, in place of a slot:   store inbox -> [saving] -> store -> [release job]
+    Aerospike's expirations:             expiry topic -> [notices] -> [release job]
 
-intake, lanes   real-time queries, always running; recover finishes first what they had in flight
-recurring       a micro-batch query: each run of a series schedules the next one
-failures        a micro-batch query: retries with back-off, and dead letters
-isolated        a micro-batch query: sends record by record, and knows what became of each
-saving          a micro-batch query: what is to wait in another store than Kafka is saved there
-notices         a micro-batch query: what Aerospike says is due is taken up
-transactional   delivers in Kafka's transactions, where that is switched on
-claims          reads what is to be taken up, from whatever store
-redelivery      a micro-batch query with state: what a queue's workers do not acknowledge
-waking          wakes redelivery when its next message is overdue: until then it sleeps
-release         plans a turn of one near slot every second, a little ahead
-cascades        plans a turn of a far slot before its time begins, the most urgent one first
-rescue          plans a turn of whatever is past due and was not released
-planned         keeps the plan of a turn, and puts another read under it
-written         reads back what is written, so that nothing is written twice
-progress        how far a message has come: which of its records is the latest
-obstacles       why a row cannot be sent, by what it knows of the topic that it is for
-destinations    keeps what rows know of topics up to date
-details         asks for the settings of topics, and which partitions take nothing now
-isolation       finds the destinations that failed a sink, and isolates them
-log_ends        asks leaders where their logs end, which readers may not be shown yet
-checkpoint      sees that a query's offsets belong to the topics that are there
-first_start     where intake begins that has no checkpoint yet
-indexing        indexes large slots, so that one message is found without reading all
-begin           begins each query, and finishes first what it had in flight
-leader          starts and stops all that delivers, for as long as this process leads
-health, probe   tell Prometheus what waits, what came, and how late probes are
-runner          a process: starts Spark, warms up, leads or stands by, stops
+A message's way, in reading order:
+
+    intake/       parse -> validate -> identify -> route: real-time queries, always running
+    delivery/     the router, its rows and delivery errors; topic metadata; isolation, outboxes
+    lanes         the real-time query of short delays
+    release/      plans a job of each near slot every second, cascades far slots before their time,
+                  and finds overdue messages; the job itself; the index of large slots
+    retries       back-off and dead letters, in micro-batches
+    schedules     each run of a schedule plans the next one, in micro-batches
+    redelivery/   messages that a queue's workers do not acknowledge, in micro-batches with state
+    store_queries saves to another store than Kafka, and takes the expirations that it reports
+    webhooks      failure callbacks, to hosts and addresses that `ssrf` allows
+    recovery/     finishes the uncommitted work of a crash; reads back what is written already;
+                  checks that a checkpoint's offsets belong to the topics that are there
+
+The modules that a message goes through, due in an hour:
+
+    intake.query, intake.native_envelope, intake.canonical_request     a valid request with an id
+    delivery.router, delivery.rows, delivery.delivery_errors           a row for a slot
+    release.scheduler, release.cascades, stores.wheel_store            a claim of the slot
+    release.job, then the router again, and `leadership.lease`         a row for the destination
+
+What runs them:
+
+    service          a process: starts Spark, warms up, leads or stands by, stops
+    leadership/      chooses the leader, whose lease every row checks; the watchdog of its JVM
+    leader           starts and stops everything that delivers while this process leads
+    query_factory    builds each query, after recovery; `query_supervisor` restarts it
+    monitoring/      metrics, probes and warm-up
+    faults           crash points for tests
 """
+
+#: Names of the queries, of their producers and of the directories of their checkpoints. A query
+#: that forwards to another cluster has the cluster's name after OUTBOX.
+INTAKE, INTAKE_TX, LANES, OUTBOX = "intake", "intake-tx", "lanes", "outbox-"
+FAILURES, ISOLATED, RECURRING, REDELIVERY = "failures", "isolated", "recurring", "redelivery"
+SAVING, NOTICES = "saving", "notices"
+
+#: The name of the producer of what recovery sends, of each query.
+RECOVER = "recover"

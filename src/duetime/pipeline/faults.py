@@ -1,8 +1,8 @@
-"""Points at which tests let the pipeline fail: between two steps, where a crash is at its worst.
+"""Fault points: places between two steps where tests let the pipeline fail, a crash at its worst.
 
-Unless a test has armed one, reaching a point is a look into an empty dictionary. A test in the same
-process arms a point with what is to happen; for one that starts `duetime run`, the environment
-variable DUETIME_FAULT names the point at which that process is killed.
+A test in the same process arms a point with an exception. For a process of `duetime run`, the
+environment variable DUETIME_FAULT names the point at which it is killed. While no point is armed,
+reaching one is a look-up in an empty dictionary.
 """
 
 import os
@@ -14,24 +14,24 @@ from threading import Event
 
 
 class Point(StrEnum):
-    """Where the pipeline can be made to fail."""
+    """A place where the pipeline can be made to fail."""
 
-    #: A turn is noted as begun, and nothing of it is sent.
-    TURN_BEGUN = "turn.begun"
-    #: All of a turn is acknowledged, and nothing of it settled.
-    TURN_SENT = "turn.sent"
-    #: What recovery does for the intake is acknowledged, and not committed.
+    #: A release job is noted as started, and nothing of it is sent.
+    JOB_STARTED = "job.started"
+    #: All of a release job is acknowledged, and nothing of it settled.
+    JOB_SENT = "job.sent"
+    #: The records that recovery writes for intake are acknowledged, and not committed.
     RECOVER_SENT = "recover.sent"
-    #: What becomes of failed messages is acknowledged, and not committed.
+    #: The retries and dead letters of failed messages are acknowledged, and not committed.
     FAILURES_SENT = "failures.sent"
     RECURRING_NOTED = "recurring.noted"
     RECURRING_SENT = "recurring.sent"
-    #: What is delivered again is acknowledged, and no end marker is written.
+    #: Redelivered messages are acknowledged, and no end marker is written.
     REDELIVERED = "redelivered"
 
 
 class Fault(Exception):
-    """What a test wanted to happen."""
+    """The failure that a test wanted."""
 
 
 def _die() -> None:
@@ -46,13 +46,13 @@ if "DUETIME_FAULT" in os.environ:
 
 def reach(point: Point) -> None:
     """Fail here, if a test wants it."""
-    if _armed and point in _armed:
+    if point in _armed:
         _armed[point]()
 
 
 @contextmanager
 def armed(point: Point) -> Iterator[Event]:
-    """The next to reach the point fails, once; the event tells that it has."""
+    """Make the next call that reaches the point fail, once; the event is set then."""
     failed = Event()
 
     def fail() -> None:

@@ -1,56 +1,65 @@
-"""The lanes query: a record waits its lane's time, then is looked at again.
+"""The lanes query: each record waits its lane's time, then is routed again.
 
-First in is first out, so nothing is sorted and nothing is held in memory. What a crash leaves
-uncommitted is finished by `recover`.
+Records leave a lane in the order in which they came, so nothing is sorted or held in memory.
+Uncommitted work of a crash is finished by `recovery`.
 """
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from duetime.columns import lane_wait_ms, now_ms, slept
-from duetime.config import Settings
-from duetime.errors import Reason
-from duetime.pipeline.kafka import read_stream
-from duetime.pipeline.routing import Routes
-from duetime.pipeline.rows import choose, waiting_record
-from duetime.topics import TopicNames
+from duetime.core.settings import Settings
+from duetime.pipeline import RECOVER
+from duetime.pipeline.delivery.router import Router
+from duetime.pipeline.delivery.rows import choose, is_foreign, message_columns, parsed
+from duetime.pipeline.recovery.deduplicator import Deduplicator, scan_range_of_messages
+from duetime.pipeline.recovery.read_back import DeliveryLog
+from duetime.spark.columns import lane_wait_ms, now_ms, slept
+from duetime.spark.kafka_io import BatchHandler, write_batch
 
 
-def lanes(spark: SparkSession, settings: Settings) -> DataFrame:
-    """Rows for the Kafka sink, from all lanes. Runs in executors, without end."""
-    return looked_at_again(waited(lane_records(spark, settings), settings), settings)
+def lane_rows(records: DataFrame, settings: Settings) -> DataFrame:
+    """Return rows for the Kafka sink, of records of the lanes topic. Runs in executors."""
+    return route_lane_records(wait_in_lane(parsed(records), settings), settings)
 
 
-def lane_records(spark: SparkSession, settings: Settings, *, batch: int | None = None) -> DataFrame:
-    """All lanes as an endless read."""
-    return read_stream(spark, settings, [TopicNames(settings).lanes], batch=batch)
+def wait_in_lane(records: DataFrame, settings: Settings) -> DataFrame:
+    """Hold each `parsed` record until its lane's wait is over, or its message is due.
 
-
-def waited(records: DataFrame, settings: Settings) -> DataFrame:
-    """Holds each record until its lane's wait is over, or it is due.
-
-    What remains then and is shorter than any lane is waited for as well.
+    A remainder shorter than the shortest lane is waited out here.
     """
-    ladder, message = settings.ladder, waiting_record()
-    wait, step = lane_wait_ms(ladder, F.col("partition")), ladder.step_ms(0)
-    over = F.unix_millis("timestamp") + wait
-    until = F.when(message.due_ms < over + step, message.due_ms).otherwise(over)
-    # No longer than ever: if the clock was set back, those behind do not wait for that.
-    pause = F.least(until - now_ms(), wait + step)
-    timed = records.select("*", F.coalesce(pause, F.lit(0)).alias("pause"))
-    return timed.filter(slept(F.col("pause")))
+    delay_lanes, due_ms = settings.delay_lanes, F.col("due_ms")
+    wait_ms, step_ms = lane_wait_ms(delay_lanes, F.col("partition")), delay_lanes.step_ms(0)
+    over_ms = F.unix_millis("timestamp") + wait_ms
+    until_ms = F.when(due_ms < over_ms + step_ms, due_ms).otherwise(over_ms)
+    # At most a lane's wait: a clock that was set back does not stall the records behind this one.
+    pause_ms = F.coalesce(F.least(until_ms - now_ms(), wait_ms + step_ms), F.lit(0))
+    return records.select("*", pause_ms.alias("pause_ms")).filter(slept(F.col("pause_ms")))
 
 
-def looked_at_again(records: DataFrame, settings: Settings) -> DataFrame:
-    """Rows for the sink: to the destination where it is due, else down another lane."""
-    message, routes, now = waiting_record(), Routes(settings), F.col("after")
-    unreadable = ~message.is_whole | message.is_cancel
-    foreign = F.lit("no record of a lane: who wrote it?")
+def route_lane_records(records: DataFrame, settings: Settings) -> DataFrame:
+    """Return rows for the sink: to the destination if the message is due, else down a lane.
+
+    The records are `parsed`.
+    """
+    message, router = message_columns(), Router(settings)
+    is_due = message.due_ms <= F.col("now")
+    timed = records.select("*", now_ms().alias("now"))
     to = choose(
-        (unreadable, routes.rejected(F.lit(str(Reason.UNREADABLE)), foreign)),
-        (message.due_ms <= now, routes.sent(message)),
-        otherwise=routes.lane(message, now),
+        (is_foreign(), router.foreign()),
+        (is_due, router.due_now(message, F.col("metadata"), F.col("error"))),
+        otherwise=router.lane(message, F.col("now")),
     )
-    why = F.when(~unreadable & (message.due_ms <= now), routes.obstacle(message, now))
-    known = routes.known(F.when(~unreadable, message.topic), message.cluster)
-    return routes.rows(records.select("*", now_ms().alias("after"), known), why, to)
+    return router.rows(router.examined(timed, message, ~is_foreign() & is_due), to)
+
+
+def lane_recovery(settings: Settings, delivery_log: DeliveryLog) -> BatchHandler:
+    """Return a handler that routes records again, without those whose message has left them."""
+    deduplicator = Deduplicator(delivery_log)
+
+    def handle(batch: DataFrame, _number: int) -> None:
+        records = parsed(batch)
+        if found := scan_range_of_messages(records):
+            left = deduplicator.drop_moved_on(records, found)
+            write_batch(route_lane_records(left, settings), settings, RECOVER)
+
+    return handle

@@ -1,165 +1,177 @@
-"""What delivers, for as long as this process leads: stores, releases, queries, what goes beside."""
+"""Leader: everything that runs while this process leads, for one term.
 
+    watchdog -> stores -> transactional delivery -> queries built -> background services
+             -> overdue messages released -> schedulers -> queries -> probes
+
+That is the order of a start; a stop is its reverse. Overdue messages go first, because a JVM that
+has just been started does one thing well.
+"""
+
+import json
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from threading import Event
 from typing import Any, Protocol, cast
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from duetime.callbacks import Callbacks
-from duetime.clock import Clock
-from duetime.config import Settings
-from duetime.metrics import RECOVERY_SECONDS
-from duetime.pipeline.begin import Begin
-from duetime.pipeline.destinations import Destinations
-from duetime.pipeline.fence import Fence
-from duetime.pipeline.health import Health, note_batch
-from duetime.pipeline.housekeeping import free_read
-from duetime.pipeline.indexing import Indexing
-from duetime.pipeline.isolated import ISOLATED
-from duetime.pipeline.isolation import Isolation
-from duetime.pipeline.jvm import ProducerMetrics
-from duetime.pipeline.kafka import REST_S, client_id
-from duetime.pipeline.notices import Noticing, notices
-from duetime.pipeline.outbox import OUTBOX, query_name
-from duetime.pipeline.probe import Probers
-from duetime.pipeline.queries import Growth, Queries
-from duetime.pipeline.recurring import RECURRING
-from duetime.pipeline.release import Release
-from duetime.pipeline.saving import SAVED_KEPT_MS, SAVING
-from duetime.pipeline.transaction_watch import TransactionWatch
-from duetime.pipeline.transactional import TransactionalDelivery
-from duetime.pipeline.turn import Turn
-from duetime.pipeline.waking import Waking
-from duetime.pipeline.written import Written
-from duetime.standing import RESCUES_TOLD
+from duetime.client.status import MAX_OVERDUE_RELEASES
+from duetime.core.clock import Clock
+from duetime.core.metrics import RECOVERY_SECONDS
+from duetime.core.settings import Settings
+from duetime.core.topics import TopicNames, visible_topics
+from duetime.kafka.offsets import Partition
+from duetime.pipeline import (
+    FAILURES,
+    INTAKE,
+    INTAKE_TX,
+    ISOLATED,
+    LANES,
+    OUTBOX,
+    RECURRING,
+    SAVING,
+)
+from duetime.pipeline.delivery.destinations import TopicMetadataCache
+from duetime.pipeline.delivery.isolation import FailedDestinations
+from duetime.pipeline.delivery.transactional import TransactionalDelivery
+from duetime.pipeline.leadership.watchdog import Watchdog
+from duetime.pipeline.monitoring.exporter import MetricsExporter, TransactionWatch, note_batch
+from duetime.pipeline.monitoring.synthetic_messages import ProberSet
+from duetime.pipeline.query_factory import QueryFactory
+from duetime.pipeline.query_supervisor import QuerySupervisor
+from duetime.pipeline.recovery.read_back import DeliveryLog
+from duetime.pipeline.redelivery.tracker import WakeUpTimer
+from duetime.pipeline.release.job import ReleaseJob
+from duetime.pipeline.release.scheduler import ReleaseScheduler
+from duetime.pipeline.release.slot_indexer import SlotIndexing
+from duetime.pipeline.store_queries import SAVED_KEPT_MS, ExpiringStore, expiration_handler
+from duetime.pipeline.webhooks import WebhookWorker
+from duetime.spark.kafka_io import RETRY_PAUSE_S, BatchHandler, client_id
+from duetime.spark.task_jvms import ProducerMetrics
 from duetime.stores import Store
-from duetime.stores.kafka import KafkaStore
-from duetime.stores.keeping import Keeping
-from duetime.stores.opening import open_store
-from duetime.topics import TopicNames, visible
+from duetime.stores.factory import open_store
+from duetime.stores.wheel_store import DeletionGuard, KafkaStore
 
 log = logging.getLogger(__name__)
 
-#: The query whose topic is ours alone: what is read and committed is of no more use.
-LANES = "lanes"
-#: The one whose topics may get more partitions.
-INTAKE = "intake"
-#: And the one whose topic tells who cancels a message when it is tried again: it may wait so long.
-FAILURES = "failures"
-
-#: How long what was read stays where turns deliver it to, in ms: who recovers finds there that it
-#: is sent.
-DELIVERED_KEPT_MS = 3_600_000
-
-#: How often a producer has to hold nothing, and how long lies between two looks, in seconds.
-QUIET_LOOKS, QUIET_S = 2, 0.1
+#: Retention of records after they were read, in ms, in topics that release jobs deliver to:
+#: recovery finds there that a message was sent.
+DELIVERED_RETENTION_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """What a process has, whether it leads or stands by."""
+class PipelineContext:
+    """The parts that a process has, leading or standing by."""
 
     spark: SparkSession
     settings: Settings
     clock: Clock
     #: By cluster; None is this one.
-    written: Mapping[str | None, Written]
-    destinations: Mapping[str | None, Destinations]
-    turn: Turn
-    sends: ProducerMetrics
-    isolation: Isolation
+    delivery_logs: Mapping[str | None, DeliveryLog]
+    destinations: Mapping[str | None, TopicMetadataCache]
+    release_job: ReleaseJob
+    producer_metrics: ProducerMetrics
+    isolation: FailedDestinations
     #: Set once the process has warmed up.
     warm: Event
-    #: What `written` reads is not freed meanwhile.
-    keeping: Keeping
+    #: Defers the deletion of records while `delivery_logs` read them.
+    deletion_guard: DeletionGuard
     #: None where a leader that is paused keeps its JVM.
-    fence: Fence | None
-    #: Whether this process may send at this instant, for what sends from Python.
+    watchdog: Watchdog | None
+    #: Whether this process may send at this instant, for code that sends from Python.
     holds_lease: Callable[[], bool]
 
 
-class Beside(Protocol):
-    """What works in threads of its own while we lead."""
+class BackgroundService(Protocol):
+    """A service that runs in threads of its own while this process leads."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
 
     def close(self) -> None:
-        """End."""
+        """Stop them."""
 
 
 class Leader:
     """Delivers from `start` to `stop`, for one term. Not thread-safe."""
 
-    def __init__(self, means: Means) -> None:
-        self._means, self._settings = means, means.settings
+    def __init__(self, context: PipelineContext) -> None:
+        self._context, self._settings = context, context.settings
         self._to_stop = ExitStack()
 
-    def start(self, is_wanted: Callable[[], bool], first_s: float = 0.0) -> None:
-        """Start what delivers; what is late already has Spark for itself for so long, in seconds.
+    def start(self, is_wanted: Callable[[], bool], overdue_first_s: float = 0.0) -> None:
+        """Start everything; overdue messages have Spark to themselves for `overdue_first_s`.
 
-        `is_wanted` says whether we lead still: starting may take minutes.
-        What was started is stopped, where it does not get through.
+        Starting may take minutes: `is_wanted` returns whether this process still leads. After a
+        failure everything is stopped again.
         """
+        context = self._context
         with ExitStack() as unless_started:
             unless_started.callback(self._to_stop.close)
-            if self._means.fence:
-                self._means.fence.start()
-                self._to_stop.callback(self._means.fence.stop)
-            stores = self._stores()
-            self._start([self._transactional()])
-            self._releases = [self._release(each) for each in stores]
-            self._queries = self._begun_by(self._notices(stores[-1]))
-            # What they tell when they have been begun is of no more use behind that.
+            if context.watchdog:
+                context.watchdog.start()
+                self._to_stop.callback(context.watchdog.stop)
+            self._to_stop.callback(self._await_quiet_unless_leading)
+            stores = self._open_stores()
+            self._start([self._transactional_delivery()])
+            self._schedulers = [self._scheduler(each) for each in stores]
+            self._queries = self._build_queries(self._on_expirations(stores[-1]))
+            # Queries that start while all are stopped set it, too.
             self._to_stop.callback(RECOVERY_SECONDS.clear)
             self._to_stop.callback(self._queries.stop)
-            for release in self._releases:
-                self._to_stop.callback(release.stop)
-            self._start(self._beside())
-            from_ms = self._means.clock.now_ms()
-            self._rescue(first_s)
-            for release in self._releases:
-                release.start(from_ms)
-            self._queries.start(self._visit, is_wanted)
-            self._start(self._probes())
+            for scheduler in self._schedulers:
+                self._to_stop.callback(scheduler.stop)
+            self._start(self._background_services())
+            from_ms = context.clock.now_ms()
+            jobs = [self._release_overdue(each) for each in self._schedulers]
+            wait([job for of_store in jobs for job in of_store[:1]], timeout=overdue_first_s)
+            for scheduler in self._schedulers:
+                scheduler.start(from_ms)
+            self._queries.start(self._on_healthy, is_wanted)
+            if self._settings.metrics_port and self._settings.probes:
+                self._start([ProberSet(self._settings, context.clock)])
             unless_started.pop_all()
 
-    def look_around(self) -> None:
-        """Start what has failed again, free what is of no more use, and keep commits true."""
-        self._queries.look_around(self._visit)
-        self._wheel.look_after(self._means.clock.now_ms())
+    def supervise(self) -> None:
+        """Restart failed queries, and let the wheel store check its topics and commits."""
+        self._queries.supervise(self._on_healthy)
+        self._wheel.refresh_commits(self._context.clock.now_ms())
 
-    def told(self) -> dict[str, Any]:
-        """What whoever asks for the state of the pipelines is told. From any thread.
+    def status(self) -> dict[str, Any]:
+        """Return what `duetime status` reports of a leader. From any thread.
 
-        The last is what can be done without, where all would be too long for a note.
+        The most dispensable is last: it is left out first where all would be too long for a note.
         """
-        rescues = sorted(each for release in self._releases for each in release.rescues)
+        releases = (each for one in self._schedulers for each in one.overdue_releases)
+        latest = sorted(releases, key=lambda each: each.at_ms)[-MAX_OVERDUE_RELEASES:]
         return {
-            "rescued": sum(release.rescued for release in self._releases),
-            "queries": self._queries.told(),
-            "rescues": [astuple(each) for each in rescues[-RESCUES_TOLD:]],
+            "overdue_released": sum(each.overdue_messages for each in self._schedulers),
+            "queries": self._queries.status(),
+            "overdue_releases": [list(each.model_dump().values()) for each in latest],
         }
 
     def stop(self) -> None:
-        """Stop all of it, once open windows have ended. Safe to repeat."""
+        """Stop everything, once open windows have ended. Safe to repeat."""
         self._to_stop.close()
 
     def join(self) -> None:
-        """Wait until nothing is under way any more."""
-        for release in self._releases:
-            release.join()
+        """Wait until no job is running, after `stop`."""
+        for scheduler in self._schedulers:
+            scheduler.join()
 
-    def _stores(self) -> list[Store[Any]]:
-        """The wheel, and where else messages wait: what was left in the middle is read now."""
-        self._wheel = KafkaStore(self._settings, self._means.keeping, self._means.holds_lease)
+    def _start(self, services: Iterable[BackgroundService]) -> None:
+        for each in services:
+            self._to_stop.callback(each.close)
+            each.start()
+
+    def _open_stores(self) -> list[Store[Any]]:
+        """Return the wheel, and the store next to it if there is one."""
+        context = self._context
+        self._wheel = KafkaStore(self._settings, context.deletion_guard, context.holds_lease)
         self._to_stop.callback(self._wheel.close)
         store = open_store(self._settings)
         if store is None:
@@ -167,123 +179,137 @@ class Leader:
         self._to_stop.callback(store.close)
         return [self._wheel, store]
 
-    def _release(self, store: Store[Any]) -> Release[Any]:
-        means = self._means
-        return Release(
-            settings=means.settings,
-            store=store,
-            turn=means.turn,
-            clock=means.clock,
-            is_warm=means.warm.is_set,
-        )
-
-    def _notices(self, store: Store[Any]) -> Callable[[DataFrame, int], None] | None:
-        """What to do when a store tells that messages are due; None where it does not."""
-        if self._settings.store_kind != "aerospike" or not self._settings.aerospike_notices:
-            return None
-        take_up = self._releases[-1].take_up
-        return notices(self._settings, cast("Noticing", store), take_up, self._means.clock)
-
-    def _begun_by(self, notice: Callable[[DataFrame, int], None] | None) -> Queries:
-        means, waking = self._means, None
-        if means.settings.queues:
-            waking = Waking(means.settings, means.clock)
-            self._start([waking])
-        begin = Begin(means.spark, means.settings, means.written, means.destinations, means.clock)
-        self._to_stop.callback(begin.close)
-        return Queries(
-            begin.all(notice, waking),
-            refresh=means.destinations[None].refresh,
-            given_up=self._given_up,
-            blame=means.isolation.blame,
-            elsewhere=[query_name(cluster) for cluster in means.settings.clusters],
-            growth=Growth(partitions=self._partitions, drain=self._drain),
-            moved=begin.moved,
-        )
-
-    def _beside(self) -> Iterator[Beside]:
-        settings, means = self._settings, self._means
-        yield TransactionWatch(settings, means.clock)
-        yield Indexing(means.spark, settings, means.clock)
-        if settings.callback_hosts:
-            yield Callbacks(settings)
-        for topic in visible(settings):
-            # With NumPy and Arrow, which nothing else needs.
-            from duetime.delayed.visible import Visible  # noqa: PLC0415 (as it says)
-
-            yield Visible(settings, topic, means.holds_lease)
-        if settings.metrics_port:
-            # On a cluster, other JVMs than this one send, too.
-            is_local = str(means.spark.sparkContext.master).startswith("local")
-            yield Health(settings, means.clock, means.sends if is_local else None)
-
-    def _probes(self) -> Iterator[Beside]:
-        if self._settings.metrics_port and self._settings.probes:
-            yield Probers(self._settings, self._means.clock)
-
-    def _start(self, them: Iterable[Beside]) -> None:
-        for each in them:
-            self._to_stop.callback(each.close)
-            each.start()
-
-    def _rescue(self, first_s: float) -> None:
-        """What is late already goes first."""
-        late = [self._rescued(release) for release in self._releases]
-        wait([turn for turns in late for turn in turns[:1]], timeout=first_s)
-
-    @staticmethod
-    def _rescued(release: Release[Any]) -> list[Future[None]]:
-        """Rescue what is late. A store that cannot be read now stops nothing else."""
-        try:
-            return release.rescue_once()
-        except Exception:
-            log.exception("could not rescue at start; the next look is in rescue_every_ms")
-            return []
-
-    def _visit(self, name: str, query: StreamingQuery) -> None:
-        now_ms = self._means.clock.now_ms()
-        if self._settings.metrics_port:
-            note_batch(name, query)
-        if name == LANES:
-            free_read(self._wheel, query)
-        elif name == FAILURES:
-            free_read(self._wheel, query, now_ms - self._settings.retry_backoff_max_ms)
-        elif name.startswith(OUTBOX) or name in (RECURRING, ISOLATED):
-            free_read(self._wheel, query, now_ms - DELIVERED_KEPT_MS)
-        elif name == SAVING:
-            free_read(self._wheel, query, now_ms - SAVED_KEPT_MS)
-
-    def _transactional(self) -> TransactionalDelivery:
-        means = self._means
-        isolate = means.destinations[None].isolate
+    def _transactional_delivery(self) -> TransactionalDelivery:
+        context = self._context
+        isolate = context.destinations[None].isolate
         return TransactionalDelivery(
-            self._settings, means.clock, means.holds_lease, isolate, self._free_sent
+            self._settings, context.clock, context.holds_lease, isolate, self._free_sending
         )
 
-    def _free_sent(self, end: int) -> None:
+    def _free_sending(self, end: int) -> None:
+        """Delete records of the sending topic before `end`."""
         kept_since_ms = None
         if self._settings.transactional_delivery:
-            kept_since_ms = self._means.clock.now_ms() - DELIVERED_KEPT_MS
-        # Where it is switched off nobody commits there any more, and offsets expire.
-        self._wheel.free({(TopicNames(self._settings).sending, 0): end}, kept_since_ms)
+            kept_since_ms = self._context.clock.now_ms() - DELIVERED_RETENTION_MS
+        # Once the setting is off, the group's offset expires: records left would be sent again.
+        self._wheel.delete_before({(TopicNames(self._settings).sending, 0): end}, kept_since_ms)
+
+    def _scheduler(self, store: Store[Any]) -> ReleaseScheduler[Any]:
+        context = self._context
+        return ReleaseScheduler(
+            settings=self._settings,
+            store=store,
+            job=context.release_job,
+            clock=context.clock,
+            is_warm=context.warm.is_set,
+        )
+
+    def _on_expirations(self, store: Store[Any]) -> BatchHandler | None:
+        """Return the handler of the store's notifications; None if it sends none."""
+        settings = self._settings
+        if settings.store_kind != "aerospike" or not settings.aerospike_expiry_notifications:
+            return None
+        release = self._schedulers[-1].release_soon
+        expiring = cast("ExpiringStore", store)
+        return expiration_handler(settings, expiring, release, self._context.clock)
+
+    def _build_queries(self, on_expirations: BatchHandler | None) -> QuerySupervisor:
+        context, settings, wake_up = self._context, self._settings, None
+        if settings.queues:
+            wake_up = WakeUpTimer(settings, context.clock)
+            self._start([wake_up])
+        factory = QueryFactory(
+            context.spark, settings, context.delivery_logs, context.destinations, context.clock
+        )
+        self._to_stop.callback(factory.close)
+        return QuerySupervisor(
+            factory.all(on_expirations, wake_up),
+            refresh=context.destinations[None].refresh,
+            given_up=self._given_up,
+            blame=context.isolation.blame,
+            remote=[f"{OUTBOX}{cluster}" for cluster in settings.clusters],
+            partitions=self._partitions,
+            drain=self._drain,
+            recreated_topics=factory.recreated_topics,
+        )
+
+    def _background_services(self) -> Iterator[BackgroundService]:
+        settings, context = self._settings, self._context
+        yield TransactionWatch(settings, context.clock)
+        yield SlotIndexing(context.spark, settings, context.clock)
+        if settings.webhook_hosts:
+            yield WebhookWorker(settings)
+        for topic in visible_topics(settings):
+            # It imports NumPy and Arrow, which nothing else needs.
+            from duetime.delayed.forwarder import DelayedForwarder  # noqa: PLC0415 (as it says)
+
+            yield DelayedForwarder(settings, topic, context.holds_lease)
+        if settings.metrics_port:
+            yield MetricsExporter(settings, context.clock, context.producer_metrics)
+
+    @staticmethod
+    def _release_overdue(scheduler: ReleaseScheduler[Any]) -> list[Future[None]]:
+        """Release overdue messages. A store that cannot be read now stops nothing else."""
+        try:
+            return scheduler.release_overdue()
+        except Exception:
+            log.exception("could not release overdue messages at start, the overdue scan will")
+            return []
+
+    def _on_healthy(self, name: str, query: StreamingQuery) -> None:
+        """Publish a running query's last batch, and delete records that it has committed."""
+        now_ms = self._context.clock.now_ms()
+        if self._settings.metrics_port:
+            note_batch(name, query)
+        kept_since_ms: int | None = now_ms - DELIVERED_RETENTION_MS
+        if name == LANES:
+            # Its topic is internal: a record that is read and committed is of no use.
+            kept_since_ms = None
+        elif name == FAILURES:
+            # A cancel of a message finds there when it is retried.
+            kept_since_ms = now_ms - self._settings.retry_backoff_max_ms
+        elif name == SAVING:
+            kept_since_ms = now_ms - SAVED_KEPT_MS
+        elif not name.startswith(OUTBOX) and name not in (RECURRING, ISOLATED):
+            return
+        if read := _read_before(query):
+            self._wheel.delete_before(read, kept_since_ms)
 
     def _partitions(self, name: str) -> Mapping[str, int]:
-        """How many partitions the topics have that others may add some to."""
-        known = self._means.destinations[None].partitions
-        topics = TopicNames(self._settings).intake if name == INTAKE else []
+        """Return the number of partitions of the query's topics that may get more."""
+        known = self._context.destinations[None].partitions
+        names = TopicNames(self._settings)
+        intake = {INTAKE: names.plain_intake, INTAKE_TX: [names.transactional]}
+        topics = intake.get(name, [])
         return {topic: known[topic] for topic in topics if topic in known}
 
     def _drain(self, name: str) -> None:
-        """Wait until what a stopped query has sent is acknowledged, or too old to be."""
-        until_s, quiet = time.monotonic() + REST_S, 0
-        # Twice: a task that is being stopped may hand over one more record.
-        while quiet < QUIET_LOOKS and time.monotonic() < until_s:
-            time.sleep(QUIET_S)
-            held = self._means.sends.unacknowledged_bytes(client_id(self._settings, name))
-            quiet = 0 if held else quiet + 1
+        """Wait until the records of a stopped query are acknowledged, or too old to be."""
+        client = client_id(self._settings, name)
+        self._context.producer_metrics.await_quiet(client, RETRY_PAUSE_S)
+
+    def _await_quiet_unless_leading(self) -> None:
+        """Wait until nothing that rows have handed over is sent any more: others may lead."""
+        if not self._context.holds_lease():
+            self._context.producer_metrics.await_quiet(None, RETRY_PAUSE_S)
 
     def _given_up(self, name: str) -> int:
-        """How many records the producer of a query could not deliver."""
+        """Return how many records the producer of a query could not deliver."""
         cluster = name.removeprefix(OUTBOX) if name.startswith(OUTBOX) else None
-        at = self._settings.at(cluster) if cluster else self._settings
-        return self._means.sends.given_up(client_id(at, name))
+        at = self._settings.at(cluster)
+        return self._context.producer_metrics.given_up(client_id(at, name))
+
+
+def _read_before(query: StreamingQuery) -> dict[Partition, int]:
+    """Return the offsets at which the last committed batch of a query began; {} before one."""
+    progress = query.lastProgress
+    if not progress or not progress["sources"]:
+        return {}
+    start = progress["sources"][0]["startOffset"]
+    # The first batch starts from nothing: None, or "null".
+    offsets = json.loads(start) if isinstance(start, str) else start
+    return {
+        (topic, int(partition)): offset
+        for topic, partitions in (offsets or {}).items()
+        for partition, offset in partitions.items()
+    }

@@ -1,66 +1,107 @@
-"""Where messages wait. One contract for every store, and the words it is written in."""
+"""Stores: where scheduled messages wait until they are due. This module is the contract.
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar, Unpack
+A `Store` is the release scheduler's view: it acquires claims on messages and settles them. A
+`Reader` is everybody else's view: it finds, counts and lists messages and changes nothing. Every
+store lists messages by due time, then by name. Arrival order would not be stable: a message arrives
+again in each slot of the wheel on its way, and a page that starts after another must skip none.
+"""
 
-from duetime.message import LATEST_MS, MessageId
-from duetime.stores.selection import Asked, Position
-from duetime.wheel import Slot
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol, TypeVar
 
-
-class DueTimes(NamedTuple):
-    """From the one instant up to, not including, the other, epoch ms."""
-
-    from_ms: int
-    to_ms: int
-
-
-#: Of a claim that was not asked.
-ANY_TIME = DueTimes(0, LATEST_MS + 1)
+from duetime.core.messages import LATEST_MS, MessageId, PendingMessage, SortKey
+from duetime.core.timer_wheel import Slot
+from duetime.kafka.offsets import DueTimes
 
 
 class Claim(Protocol):
-    """Some of what waits, taken up by one planner, and by no other until it gives it up."""
+    """Messages that one scheduler has acquired. No other gets them before they are released."""
 
     @property
     def count(self) -> int:
-        """How many records it spans."""
-        ...
+        """The number of records."""
 
     @property
-    def begun_ms(self) -> int | None:
-        """When it was first taken up, epoch ms, if that was before: some of it may have gone on."""
-        ...
+    def started_ms(self) -> int | None:
+        """When the claim was first started (epoch ms), or None.
+
+        If set, part of it may already have been delivered.
+        """
 
     @property
     def due(self) -> DueTimes:
-        """When what it holds is due, if that was overdue: as far as the store knows it unread."""
-        ...
+        """When the messages of an overdue claim are due, as far as known without reading them."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class OffsetRange:
-    """Records `start` up to, not including, `end` of one partition."""
+ClaimT = TypeVar("ClaimT", bound=Claim)
 
-    topic: str
-    partition: int
-    start: int
-    end: int
-    #: When it was first taken up, epoch ms, if that was before: some of it may have gone on.
-    begun_ms: int | None = None
-    #: When these are due, of a claim of what is overdue; two ranges are the same without it.
-    due: DueTimes = field(default=ANY_TIME, compare=False)
+
+class Store(Protocol[ClaimT]):
+    """The messages that wait, as the release scheduler of the leader sees them.
+
+    A claim goes through `acquire` or `acquire_overdue`, `mark_started`, and then `settle` or
+    `release`. Every method is thread-safe. Each raises StoreError, or KafkaError for the wheel,
+    where the server does not answer.
+
+    Messages are saved elsewhere: the wheel is written by a Kafka sink, a store of rows by
+    `duetime.pipeline.store_queries`.
+    """
 
     @property
-    def count(self) -> int:
-        """How many offsets it spans."""
-        return self.end - self.start
+    def levels(self) -> int:
+        """The number of levels whose slots are acquired in time.
+
+        Level 0 is delivered, higher levels are cascaded.
+        """
+
+    def acquire(self, slot: Slot) -> Sequence[ClaimT]:
+        """Claim the unclaimed messages of `slot`. Called when the slot closes.
+
+        Not idempotent: a second call returns only messages that arrived in between. A message that
+        arrives later still is returned by `acquire_overdue`.
+        """
+
+    def acquire_overdue(self, now_ms: int) -> Sequence[ClaimT]:
+        """Claim all unclaimed messages that should have been acquired before `now_ms`.
+
+        Called by the overdue scan. Includes what a crashed leader had claimed. Not idempotent.
+        """
+
+    def mark_started(self, claims: Iterable[ClaimT], now_ms: int) -> None:
+        """Record that delivery of `claims` starts now. Called before the first send.
+
+        Idempotent: the first instant is kept, and the next claim of the same messages has it as
+        `started_ms`. Raises StoreError, or KafkaError for the wheel, if another scheduler may have
+        acquired the messages by now: the caller must not send them.
+        """
+
+    def settle(self, claims: Iterable[ClaimT]) -> None:
+        """Remove `claims`, which are delivered or cascaded, and free their storage.
+
+        Called after the last acknowledgement. Idempotent. What a crash leaves of a claim is
+        acquired again, with `started_ms`.
+        """
+
+    def release(self, claims: Iterable[ClaimT]) -> None:
+        """Give `claims` back unsettled: the next overdue scan acquires their messages.
+
+        Called when a release job fails. Idempotent.
+        """
+
+    def close(self) -> None:
+        """Close the connections. Open claims are left to the next leader's overdue scan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """How many records wait in one slot; a cancel and what it cancels count until its time."""
+class PendingSlot:
+    """The number of records that wait in one slot.
+
+    A cancel, and the message it cancels, count until they are due.
+    """
 
     slot: Slot
     start_ms: int
@@ -68,140 +109,115 @@ class Pending:
     count: int
 
 
-class Retry(NamedTuple):
-    """What became of a message so far that could not be delivered, and is tried again."""
-
-    #: When it is, epoch ms.
-    at_ms: int
-    #: How often it was tried.
-    attempts: int
-    #: When it failed for the first time, epoch ms.
-    failed_ms: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A message that waits, as `find` and `messages` give it."""
+class MessageFilter:
+    """Selects messages behind a sort key that are due before `to_ms`."""
 
-    id: MessageId
-    topic: str
-    partition: int | None
-    #: The cluster that it is for; None is this one.
-    cluster: str | None
-    #: After this instant it is not delivered any more, epoch ms; None is never.
-    expires_ms: int | None
-    key: bytes | None = field(repr=False)
-    value: bytes | None = field(repr=False)
-    headers: Sequence[tuple[str, bytes | None]] = field(repr=False)
-    cancelled: bool
-    #: None before its first attempt.
-    retry: Retry | None = None
+    after: SortKey
+    to_ms: int
+    topic: str | None = None
+    allows: Callable[[str], bool] | None = None
 
     @property
-    def due_ms(self) -> int:
-        """Until when it waits, epoch ms: what its id says, or its next attempt."""
-        return self.retry.at_ms if self.retry else self.id.due_ms
+    def from_ms(self) -> int:
+        """The earliest due time of a match, epoch ms."""
+        return self.after.due_ms
 
-    @property
-    def position(self) -> Position:
-        """Where it comes in a list."""
-        return Position.of(str(self.id), self.due_ms)
+    def matches(self, topic: str | None, sort_key: SortKey) -> bool:
+        """Return whether a record matches. A cancel, which has no topic, matches any topic."""
+        return (
+            (topic is None or self.matches_topic(topic))
+            and self.after < sort_key
+            and sort_key.due_ms < self.to_ms
+        )
+
+    def matches_topic(self, topic: str) -> bool:
+        """Return whether messages for this destination match."""
+        return (self.allows is None or self.allows(topic)) and self.topic in {None, topic}
 
 
-ClaimT = TypeVar("ClaimT", bound=Claim)
+#: A search for one id, to be repeated until the expected message is there. Takes the time now, in
+#: epoch ms; returns what `Reader.find` returns. Reads only what arrived since the last call.
+Search = Callable[[int], PendingMessage | None]
 
 
-class Store(Protocol[ClaimT]):
-    """Where messages wait until they are due, as the one sees it who plans their turns.
+class Reader(ABC):
+    """The messages that wait, for any process. Claims nothing and changes nothing. Thread-safe.
 
-    What comes in goes another way: to the wheel as a record of Kafka's sink, to a store of rows by
-    `duetime.pipeline.saving`.
+    Each method raises StoreError, or KafkaError for the wheel, where the server does not answer.
     """
 
-    @property
-    def levels(self) -> int:
-        """How many levels of slots are taken up in time: level 0 is sent, others are routed on."""
-        ...
-
-    def due(self, slot: Slot) -> Sequence[ClaimT]:
-        """Claim what waits in the slot now. What comes in later is overdue once its time passed."""
-        ...
-
-    def overdue(self, now_ms: int) -> Sequence[ClaimT]:
-        """Claim what should have been taken up before now and was not, however old."""
-        ...
-
-    def begin(self, claims: Iterable[ClaimT], now_ms: int) -> None:
-        """Note that these are taken up from now on, so that who claims them again knows."""
-        ...
-
-    def settle(self, claims: Iterable[ClaimT]) -> None:
-        """Record that these are delivered or routed on, and free their storage. Safe to repeat."""
-        ...
-
-    def give_up(self, claims: Iterable[ClaimT]) -> None:
-        """Drop the claims without settling: what they held is overdue again."""
-        ...
-
-    def find(self, id: MessageId, now_ms: int) -> Found | None:  # noqa: A002 (what all call it)
-        """The message with this id, if it waits."""
-        ...
-
-    def pending(self, now_ms: int) -> Iterator[Pending]:
-        """What waits, slot by slot, in order of time, without reading it."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection. What is claimed then is found by who comes next."""
-        ...
-
-
-class Search(Protocol):
-    """A search for one id that can be repeated until what is expected is there."""
-
-    def find(self, now_ms: int) -> Found | None:
-        """Return what `Reader.find` returns, and read only what has come since the last time."""
-        ...
-
-
-class Reader(Protocol):
-    """Looks at what waits, from any process: nothing is claimed and nothing is changed."""
-
     def find(
+        self, message_id: MessageId, now_ms: int, *, retry_ms: int | None = None
+    ) -> PendingMessage | None:
+        """Return the message with this id, or None if it does not wait.
+
+        `cancelled` is set if a cancel waits for it. A message that waits for a retry is found only
+        with `retry_ms`, the instant of that retry.
+        """
+        return self.search(message_id, retry_ms=retry_ms)(now_ms)
+
+    def messages(  # noqa: PLR0913 (a condition each)
         self,
-        id: MessageId,  # noqa: A002 (what all call it)
         now_ms: int,
         *,
-        retry_ms: int | None = None,
-    ) -> Found | None:
-        """The message with this id, if it waits; `cancelled` if a cancel waits for it too.
+        topic: str | None = None,
+        allows: Callable[[str], bool] | None = None,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+        after: SortKey | None = None,
+        limit: int | None = None,
+    ) -> Iterator[PendingMessage]:
+        """Yield the messages for `topic` that are due from `from_ms` to `to_ms`, at most `limit`.
 
-        With `retry_ms`, if it is tried again then: it is found by that instant alone.
+        They are ordered by sort key, and begin `after` that of the previous page's last message.
+        `to_ms` is exclusive, epoch ms. `allows` returns whether a destination is visible to the
+        caller. It is called for every record read, and may raise. Cancelled messages are left out.
+        Of several with one id, the first is listed.
         """
-        ...
+        first = SortKey(from_ms or 0, "")
+        message_filter = MessageFilter(
+            after=max(first, after or first),
+            to_ms=LATEST_MS + 1 if to_ms is None else to_ms,
+            topic=topic,
+            allows=allows,
+        )
+        return islice(self.matching(message_filter, now_ms), limit)
 
-    def search(
-        self,
-        id: MessageId,  # noqa: A002 (what all call it)
-        *,
-        retry_ms: int | None = None,
-    ) -> Search:
-        """Return a search for this id, for a caller that looks more than once."""
-        ...
+    @abstractmethod
+    def search(self, message_id: MessageId, *, retry_ms: int | None = None) -> Search:
+        """Return a search for this id, for a caller that polls."""
 
-    def pending(self, now_ms: int) -> Sequence[Pending]:
-        """How many records wait in each slot, in order of time, without reading them."""
-        ...
+    @abstractmethod
+    def pending(self, now_ms: int) -> Sequence[PendingSlot]:
+        """Count the records of each slot, in order of time, without reading them."""
 
-    def messages(
-        self, now_ms: int, *, limit: int | None = None, **asked: Unpack[Asked]
-    ) -> Iterator[Found]:
-        """The messages that wait, by their positions, without cancelled ones; each once.
+    @abstractmethod
+    def matching(self, message_filter: MessageFilter, now_ms: int) -> Iterator[PendingMessage]:
+        """Yield the messages that match, in order; see `messages`."""
 
-        Those that are asked for, and at most `limit`.
-        """
-        ...
-
+    @abstractmethod
     def close(self) -> None:
-        """Close the connection."""
-        ...
+        """Close the connections."""
+
+
+def merged(streams: Iterable[Iterator[PendingMessage]]) -> Iterator[PendingMessage]:
+    """Merge streams of messages that are ordered by sort key; each key once."""
+    last: SortKey | None = None
+    for each in heapq.merge(*streams, key=lambda found: found.sort_key):
+        if each.sort_key != last:
+            last = each.sort_key
+            yield each
+
+
+def overlapping(
+    slots: Iterable[PendingSlot], from_ms: int | None, to_ms: int | None
+) -> list[PendingSlot]:
+    """Return the non-empty slots that overlap a time range, those at its ends as a whole."""
+    return [
+        slot
+        for slot in slots
+        if slot.count
+        and (from_ms is None or slot.end_ms > from_ms)
+        and (to_ms is None or slot.start_ms < to_ms)
+    ]

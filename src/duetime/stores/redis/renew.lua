@@ -1,5 +1,5 @@
--- Extends the leases of the claims that the owner still holds.
--- KEYS: leases, owners. ARGV: owner, length of the lease in ms, then names.
+-- Extends the leases of claims that the owner still holds.
+-- KEYS: leases, owners. ARGV: owner, length of the lease in ms, then claims' names.
 local now = redis.call('TIME')
 local until_ms = now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[2]
 for at = 3, #ARGV do

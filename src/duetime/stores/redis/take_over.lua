@@ -1,6 +1,7 @@
--- Takes over the claims whose lease has ended, but not those that the caller works on: a reader that
--- stood still goes on with them. Returns name, count and since when it is begun of each.
--- KEYS: leases, owners, begun. ARGV: how claims' keys begin, owner, length of the lease in ms, then
+-- Takes over claims whose lease has ended, except those that the caller works on: it was paused, and
+-- continues with them. Returns the name, start instant and count of each, and the first due time
+-- and the last.
+-- KEYS: leases, owners, begun. ARGV: prefix of claims' keys, owner, length of the lease in ms, then
 -- the names that the caller works on.
 local now = redis.call('TIME')
 local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
@@ -14,7 +15,10 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now_ms)) do
     redis.call('ZADD', KEYS[1], now_ms + ARGV[3], name)
     redis.call('HSET', KEYS[2], name, ARGV[2])
     local begun_ms = redis.call('HGET', KEYS[3], name) or ''
-    table.insert(taken, {name, redis.call('ZCARD', ARGV[1] .. name), begun_ms})
+    local claim = ARGV[1] .. name
+    local first = redis.call('ZRANGE', claim, 0, 0, 'WITHSCORES')
+    local last = redis.call('ZRANGE', claim, -1, -1, 'WITHSCORES')
+    table.insert(taken, {name, begun_ms, redis.call('ZCARD', claim), first[2], last[2]})
   end
 end
 return taken

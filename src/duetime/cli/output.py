@@ -1,0 +1,141 @@
+"""Tables, bars and times for people. Pure functions, except for the console.
+
+Everything that comes out of a message goes through `printable`: its sender must not be able to
+steer the terminal.
+"""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from rich.bar import Bar
+from rich.console import Console
+from rich.table import Table
+
+from duetime.client.dead_letters import DeadLetter
+from duetime.core.clock import format_duration, format_instant
+from duetime.core.errors import escaped
+from duetime.core.messages import PendingMessage
+
+#: Columns of the longest bar.
+BAR_WIDTH = 40
+
+#: Bytes of a payload that are shown; `--value` writes all of it.
+MAX_SHOWN_BYTES = 2_000
+
+#: Columns of a table in a file or a pipe: wide enough that no id is cut.
+PIPE_WIDTH = 250
+
+
+def console() -> Console:
+    """Return the output of a command. Nothing in it is markup, or is coloured by guess."""
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    return Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
+
+
+def table(*headings: str, justify: Literal["left", "right"] = "left") -> Table:
+    """Return an empty table without lines."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        made.add_column(heading, overflow="fold", justify=justify)
+    return made
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return a line for each pair: name, value, and further lines of the value below it."""
+    rows = list(pairs)
+    width = max((len(name) for name, _ in rows), default=0)
+    indent = "\n" + " " * (width + 2)
+    return "\n".join(f"{name:{width}}  {indent.join(text.split(chr(10)))}" for name, text in rows)
+
+
+def histogram(rows: Sequence[tuple[str, int]]) -> Table:
+    """Return a table with a bar for each label."""
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(justify="right", no_wrap=True)
+    made.add_column(justify="right", no_wrap=True)
+    made.add_column(no_wrap=True)
+    longest = max((count for _, count in rows), default=0)
+    for label, count in rows:
+        # Any positive count is visible, by an eighth of a character.
+        length = max(count, longest / (8 * BAR_WIDTH)) if count else 0
+        made.add_row(label, f"{count:,}", Bar(longest, 0, length, width=BAR_WIDTH, color="cyan"))
+    return made
+
+
+def when(due_ms: int, now_ms: int) -> str:
+    """Return an instant, and its distance from now."""
+    distance = format_duration(abs(due_ms - now_ms))
+    relative = f"in {distance}" if due_ms >= now_ms else f"{distance} ago"
+    return f"{format_instant(due_ms)} ({relative})"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes with its unit."""
+    for unit, scale in (("MB", 1_000_000), ("kB", 1_000)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"
+
+
+def printable(data: bytes | None, *, lines: bool = False) -> str:
+    """Return bytes as text for a terminal, with escapes for control characters and no UTF-8.
+
+    `lines` keeps line breaks and tabs.
+    """
+    if data is None:
+        return "(null)"
+    text = data.decode("utf-8", errors="backslashreplace")
+    return escaped(text, kept="\n\t" if lines else "")
+
+
+def record_facts(record: PendingMessage | DeadLetter) -> list[tuple[str, str]]:
+    """Return the parts of a message other than its topic, for `facts`."""
+    pairs = []
+    if record.cluster is not None:
+        pairs.append(("cluster", escaped(record.cluster)))
+    if record.partition is not None:
+        pairs.append(("partition", str(record.partition)))
+    if record.key is not None:
+        pairs.append(("key", printable(record.key)))
+    pairs += [("header", f"{escaped(name)}={printable(each)}") for name, each in record.headers]
+    value = record.value
+    if value is None or (len(value) <= MAX_SHOWN_BYTES and _is_text(value)):
+        shown = printable(value, lines=True)
+    else:
+        shown = f"{size(len(value))}; --value writes it to stdout"
+    return [*pairs, ("value", shown)]
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        return "\0" not in value.decode()
+    except UnicodeDecodeError:
+        return False
+
+
+def home_relative(path: Path) -> str:
+    """Return a path with ~ for the home directory."""
+    try:
+        return f"~/{path.relative_to(Path.home())}"
+    except ValueError:
+        return str(path)
+
+
+def program() -> str:
+    """Return how this program was called, to show commands that work in the same shell."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return f"{_shell_path(sys.executable)} -m duetime"
+    found = shutil.which(called.name)
+    is_found = found and Path(found).resolve() == called.resolve()
+    return called.name if is_found else _shell_path(sys.argv[0])
+
+
+def _shell_path(path: str) -> str:
+    relative = os.path.relpath(path)
+    return shlex.quote(path if relative.startswith("..") else relative)

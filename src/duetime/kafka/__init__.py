@@ -1,0 +1,1 @@
+"""Clients of Kafka and their answers: connections, topics, offsets, exact ranges of records."""

@@ -1,0 +1,1 @@
+"""Delivery: the router, delivery errors by topic metadata, isolation, outboxes, transactions."""

@@ -1,0 +1,360 @@
+"""The topic metadata cache: keeps what rows know of their destinations up to date.
+
+The driver asks Kafka for topics, their settings and its rights, and publishes the answers as system
+properties of the JVMs that run tasks (`delivery_errors` has the format), where a row can look them
+up without a join. `stuck_partitions` finds partitions without a leader or enough replicas;
+`Router.due_now` sends the rows for them to the retry topic.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException, Producer, TopicCollection
+from confluent_kafka.admin import (
+    AclOperation,
+    AdminClient,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+    TopicMetadata,
+)
+
+from duetime.core.clock import doubled_ms
+from duetime.core.errors import Reason
+from duetime.core.settings import Settings
+from duetime.core.threads import PeriodicThread
+from duetime.kafka.connection import librdkafka_properties
+from duetime.pipeline.delivery.delivery_errors import (
+    BATCH_BYTES,
+    COMPACTED,
+    DENIED,
+    ISOLATED,
+    SEPARATOR,
+    UNKNOWN,
+    reached_name,
+    request_name,
+    table_name,
+)
+from duetime.spark.task_jvms import TaskJvms
+
+log = logging.getLogger(__name__)
+
+#: The interval of refreshes, in seconds.
+REFRESH_INTERVAL_S = 1.0
+
+#: The interval of checks for requests of rows, in seconds.
+REQUEST_INTERVAL_S = 0.1
+
+#: The interval in which the settings of all topics are described, in seconds; a new topic's are
+#: described at once.
+SETTINGS_INTERVAL_S = 60.0
+
+#: The timeout of a request to Kafka, in seconds.
+REQUEST_TIMEOUT_S = 10.0
+
+#: How long a cluster counts as reached after a request that it answered, in seconds.
+REACHED_S = 4.0
+
+#: Topics in one describe request, and requests of rows that are served at once.
+MAX_TOPICS = 500
+
+#: Topics that are looked up between two refreshes: while brokers create them, the lease of
+#: REACHED_S must not run out.
+MAX_CREATED = 50
+
+#: How long the records for a topic are sent one by one after one of them failed a sink, in ms;
+#: doubled with each failure, up to a day.
+ISOLATED_MS, MAX_ISOLATED_MS = 300_000, 86_400_000
+
+#: How long nothing is sent to a topic that has not acknowledged a record, in ms; doubled each time,
+#: up to five minutes. With each, retries and isolated records for others wait too.
+HELD_MS, MAX_HELD_MS = 30_000, 300_000
+
+#: How long `close` waits for a cluster that did not answer before, in seconds.
+CLOSE_S = 1.0
+
+#: What delivery adds to a sender's record, at most, in bytes: the due time and the id.
+DELIVERED_BYTES = 512
+
+#: How far a sender's clock and the way to the broker may shift a record's timestamp from the
+#: broker's clock, in ms: a topic that allows less may refuse the record.
+TIMESTAMP_SLACK_MS = 5_000
+
+#: Topic settings: how far before and after the broker's clock a timestamp may be.
+TIMESTAMP_LIMITS = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
+
+
+@dataclass(slots=True)
+class Trouble:
+    """The failures of a destination; instants are of the monotonic clock, in seconds."""
+
+    #: Times that it has failed a sink.
+    count: int = 0
+    isolated_until_s: float = 0.0
+    #: Times that it was held in a row.
+    holds: int = 0
+    held_until_s: float = 0.0
+
+
+class TopicMetadataCache:
+    """Publishes the topic metadata of one cluster for all rows. Thread-safe."""
+
+    def __init__(self, jvms: TaskJvms, settings: Settings) -> None:
+        self._settings, self._jvms = settings, jvms
+        jvms.extend_lease(reached_name(settings), 0)
+        # A cluster that is back is found soon.
+        properties = {"reconnect.backoff.max.ms": 1_000} | librdkafka_properties(settings)
+        self._admin = AdminClient(properties)
+        # A metadata request of a client that may create topics creates them, where brokers do so.
+        self._creating = properties | {"allow.auto.create.topics": True}
+        self._max_bytes = settings.max_message_bytes + DELIVERED_BYTES + BATCH_BYTES
+        self._published: dict[str, str] = {}
+        #: The number of partitions of each topic. Replaced by each refresh, never changed.
+        self.partitions: Mapping[str, int] = {}
+        self._topic_settings = TopicSettingsCache()
+        self._troubles: dict[str, Trouble] = {}
+        #: The last request was not answered, which is logged.
+        self._is_silent = False
+        self._lock = threading.Lock()
+        self._thread = PeriodicThread("topic-metadata", REQUEST_INTERVAL_S, self._poll)
+        self._refreshed_s = self._requested_s = 0.0
+
+    def start(self, *, wait: bool = True) -> None:
+        """Begin to refresh; with `wait`, return after the first refresh."""
+        if wait:
+            self.refresh()
+        self._refreshed_s = self._requested_s = time.monotonic()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop. A request to a cluster that does not answer is waited for briefly."""
+        self._thread.stop(CLOSE_S if self._is_silent else REQUEST_TIMEOUT_S)
+
+    def _poll(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._refreshed_s >= REFRESH_INTERVAL_S:
+            self._refreshed_s = now_s
+            self.refresh()
+        # Not for each message to a topic that is never created.
+        if now_s - self._requested_s >= REFRESH_INTERVAL_S and self._serve_requests():
+            self._requested_s = now_s
+
+    def refresh(self) -> None:
+        """Ask the cluster and publish its answer. Without an answer, the table stays as it is."""
+        with self._lock:
+            started_s = time.monotonic()
+            try:
+                self._publish(self._entries())
+            except KafkaException as error:
+                if not self._is_silent:
+                    log.warning(
+                        "could not refresh topic metadata, using the cached copy "
+                        "cluster=%s error=%s",
+                        self._settings.bootstrap,
+                        error.args[0].str(),
+                    )
+                self._is_silent = True
+            else:
+                self._is_silent = False
+                self._jvms.extend_lease(reached_name(self._settings), started_s + REACHED_S)
+
+    def _entries(self) -> dict[str, str]:
+        """Return the table's entry for each topic. Raises KafkaException."""
+        found = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        topics = {name: one for name, one in found.items() if one.error is None}
+        self.partitions = {name: len(one.partitions) for name, one in topics.items()}
+        self._topic_settings.refresh(self._admin, topics)
+        now_s = time.monotonic()
+        return {name: self._entry(name, one, now_s) for name, one in topics.items()}
+
+    def _entry(self, topic: str, found: TopicMetadata, now_s: float) -> str:
+        if topic in self._topic_settings.denied:
+            return DENIED
+        known, trouble = self._topic_settings.of(topic), self._troubles.get(topic, Trouble())
+        is_narrow = known.max_bytes is not None and known.max_bytes < self._max_bytes
+        is_isolated = known.refuses_timestamps or now_s < trouble.isolated_until_s
+        marks = COMPACTED * known.is_compacted + ISOLATED * is_isolated
+        entry = f"{len(found.partitions)}:{known.max_bytes if is_narrow else ''}:{marks}"
+        stuck = stuck_partitions(found, known.min_insync)
+        if now_s < trouble.held_until_s:
+            stuck = StuckPartitions(Reason.NOT_ACKNOWLEDGED, frozenset(found.partitions))
+        if not stuck:
+            return entry.rstrip(":")
+        numbers = ",".join(map(str, sorted(stuck.partitions)))
+        healthy = min(found.partitions.keys() - stuck.partitions, default="")
+        return SEPARATOR.join((entry, str(stuck.reason), f",{numbers},", str(healthy)))
+
+    def _publish(self, entries: dict[str, str]) -> None:
+        """Set the JVM properties that have changed; a deleted topic becomes unknown."""
+        prefix = table_name(self._settings)
+        gone = self._published.keys() - entries.keys()
+        changed = {
+            f"{prefix}.{topic}": entry
+            for topic, entry in (entries | dict.fromkeys(gone, UNKNOWN)).items()
+            if self._published.get(topic) != entry
+        }
+        self._jvms.publish(changed)
+        # Last: from now on a topic without a property is unknown.
+        self._jvms.publish({prefix: UNKNOWN})
+        self._published = entries
+
+    def _serve_requests(self) -> bool:
+        """Look up the topics that rows have requested; return whether there are any."""
+        topics = self._jvms.take_requests(request_name(self._settings))[:MAX_TOPICS]
+        for first in range(0, len(topics), MAX_CREATED):
+            self.look_up(topics[first : first + MAX_CREATED])
+        return bool(topics)
+
+    def look_up(self, topics: Iterable[str]) -> None:
+        """Refresh for topics that are unknown, which creates them where brokers do so.
+
+        Returns at once where the cluster did not answer the last time: others wait for this.
+        """
+        if self._is_silent or self._thread.stopping.is_set():
+            return
+        missing = sorted(set(topics) - self._published.keys())
+        if not missing:
+            return
+        # A client for this alone: one that stayed would ask again, and create deleted topics.
+        creator = Producer(self._creating)
+        for topic in missing:
+            try:
+                creator.list_topics(topic, timeout=REQUEST_TIMEOUT_S)
+            except KafkaException:
+                break
+        self.refresh()
+
+    def isolate(self, topic: str) -> None:
+        """Have each record for the topic sent by itself for a while: one has failed a sink."""
+        with self._lock:
+            trouble = self._troubles.setdefault(topic, Trouble())
+            is_new = time.monotonic() >= trouble.isolated_until_s
+            trouble.count += is_new
+            pause_s = doubled_ms(trouble.count, ISOLATED_MS, MAX_ISOLATED_MS) / 1_000
+            trouble.isolated_until_s = time.monotonic() + pause_s
+        if is_new:
+            log.warning("sending records one by one topic=%s seconds=%.0f", topic, pause_s)
+            self.refresh()
+
+    def hold(self, topic: str) -> None:
+        """Have nothing sent to the topic for a while: it has not acknowledged a record."""
+        with self._lock:
+            trouble, now_s = self._troubles.setdefault(topic, Trouble()), time.monotonic()
+            is_in_a_row = now_s < trouble.held_until_s + MAX_HELD_MS / 1_000
+            trouble.holds = trouble.holds + 1 if is_in_a_row else 1
+            pause_s = doubled_ms(trouble.holds, HELD_MS, MAX_HELD_MS) / 1_000
+            trouble.held_until_s = now_s + pause_s
+        log.warning("holding records, no acknowledgement topic=%s seconds=%.0f", topic, pause_s)
+        self.refresh()
+
+    def knows(self, topic: str) -> bool:
+        """Return whether the cluster had the topic at the last refresh."""
+        return topic in self._published
+
+
+def look_up(
+    topics: Mapping[str | None, Iterable[str]], caches: Mapping[str | None, TopicMetadataCache]
+) -> None:
+    """Look up each cluster's topics; skip clusters that are not configured."""
+    for cluster, wanted in topics.items():
+        if cluster in caches:
+            caches[cluster].look_up(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """The settings of one topic; by default, those of a topic of which nothing is known."""
+
+    #: max.message.bytes.
+    max_bytes: int | None = None
+    is_compacted: bool = False
+    #: min.insync.replicas.
+    min_insync: int = 1
+    #: It refuses timestamps that are a few seconds off the broker's clock.
+    refuses_timestamps: bool = False
+
+    @classmethod
+    def of(cls, config: Mapping[str, ConfigEntry]) -> "TopicSettings":
+        """Return the settings in an answer to `describe_configs`."""
+        values = {name: str(entry.value) for name, entry in config.items()}
+        is_stamped = values["message.timestamp.type"] == "LogAppendTime"
+        # Brokers before 3.6 have neither.
+        limits = [int(values[name]) for name in TIMESTAMP_LIMITS if name in values]
+        is_narrow = any(each < TIMESTAMP_SLACK_MS for each in limits)
+        return cls(
+            max_bytes=int(values["max.message.bytes"]),
+            is_compacted="compact" in values["cleanup.policy"],
+            min_insync=int(values["min.insync.replicas"]),
+            refuses_timestamps=is_narrow and not is_stamped,
+        )
+
+
+class TopicSettingsCache:
+    """Describes the settings and the rights of topics, and remembers them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, TopicSettings] = {}
+        #: Topics that duetime may not write to.
+        self.denied: set[str] = set()
+        self._described_s = -SETTINGS_INTERVAL_S
+
+    def refresh(self, admin: AdminClient, topics: Iterable[str]) -> None:
+        """Describe new topics, and all of them once in SETTINGS_INTERVAL_S."""
+        is_full = time.monotonic() - self._described_s >= SETTINGS_INTERVAL_S
+        if is_full:
+            self._described_s = time.monotonic()
+        wanted = [name for name in topics if is_full or name not in self._known]
+        for first in range(0, len(wanted), MAX_TOPICS):
+            self._describe(admin, wanted[first : first + MAX_TOPICS])
+
+    def of(self, topic: str) -> TopicSettings:
+        """Return the settings of a topic, as far as they are known."""
+        return self._known.get(topic, TopicSettings())
+
+    def _describe(self, admin: AdminClient, topics: list[str]) -> None:
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+        answers = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
+        for resource, answer in answers.items():
+            # Without the right to describe a topic, its limits show when it refuses a record.
+            self._known.setdefault(resource.name, TopicSettings())
+            with suppress(KafkaException):
+                self._known[resource.name] = TopicSettings.of(answer.result())
+        described = admin.describe_topics(
+            TopicCollection(topics),
+            include_authorized_operations=True,
+            request_timeout=REQUEST_TIMEOUT_S,
+        )
+        for name, description in described.items():
+            with suppress(KafkaException):
+                rights = description.result().authorized_operations
+                allowed = not rights or AclOperation.WRITE in rights
+                (self.denied.discard if allowed else self.denied.add)(name)
+
+
+@dataclass(frozen=True, slots=True)
+class StuckPartitions:
+    """The partitions of a topic that take no records now, and the reason of the first of them."""
+
+    reason: Reason
+    partitions: frozenset[int]
+
+
+def stuck_partitions(topic: TopicMetadata, min_insync: int) -> StuckPartitions | None:
+    """Return the partitions without a leader or enough replicas in sync; None for none.
+
+    Kafka caps min.insync.replicas by the number of replicas (KIP-966).
+    """
+    leaderless = {number for number, each in topic.partitions.items() if each.leader < 0}
+    lacking = {
+        number
+        for number, each in topic.partitions.items()
+        if len(each.isrs) < min(min_insync, len(each.replicas))
+    }
+    if not leaderless | lacking:
+        return None
+    reason = Reason.NO_LEADER if leaderless else Reason.NOT_ENOUGH_REPLICAS
+    return StuckPartitions(reason, frozenset(leaderless | lacking))

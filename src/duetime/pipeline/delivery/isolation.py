@@ -1,0 +1,319 @@
+"""Isolation: a destination that has failed a sink gets its records one by one.
+
+A sink fails as a whole on one record that a broker refuses, with every message of that window or
+query. Errors that are known before (`delivery_errors`) never reach the sink. Any other refusal (a
+schema that the broker validates, a policy, a setting that has just changed) fails a sink once.
+`FailedDestinations` then finds the topics that had errors and marks them as isolated. The failed
+work is repeated, and its records for these topics go to `duetime.isolated`.
+
+The isolated query is a micro-batch query over `duetime.isolated`: retries, and records for isolated
+destinations. `IsolatedSender` sends each record in a request of its own, with its own report. A
+refused record fails with the broker's reason, and all others are delivered. A record that is not
+acknowledged in time may have been written all the same: its destination is read back once that is
+certain. Meanwhile nothing more is sent there, because records for other destinations wait behind.
+
+Source: KafkaProducer's sender metrics (`record-error-total`).
+"""
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from duetime.core import metrics
+from duetime.core.errors import Reason
+from duetime.core.settings import Settings
+from duetime.kafka.producer import delivery_properties, enqueue, is_fatal
+from duetime.pipeline import ISOLATED
+from duetime.pipeline.delivery.destinations import TopicMetadataCache
+from duetime.pipeline.delivery.router import Router
+from duetime.pipeline.delivery.rows import error_struct, message_columns, parsed
+from duetime.pipeline.leadership.lease import lease_is_held
+from duetime.pipeline.recovery.deduplicator import (
+    Deduplicator,
+    ReplayDetector,
+    ScanRange,
+    planned_scan_range,
+)
+from duetime.pipeline.recovery.read_back import DeliveryLog
+from duetime.spark.catalyst import PlanCache
+from duetime.spark.columns import delivered_headers
+from duetime.spark.kafka_io import DELIVERY_TIMEOUT_S, RETRY_PAUSE_S, client_id, write_batch
+from duetime.spark.secrets import TaskSettings
+from duetime.spark.task_jvms import ProducerMetrics
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+#: The most records of a batch: all of them pass through Python, and wait for each other.
+BATCH = 2_000
+
+#: The report of a record that was not delivered; with `is_unknown` it may have been written.
+UNDELIVERED = "offset bigint, detail string, is_unknown boolean"
+
+#: Answers of a broker after which the record may have been written.
+UNKNOWN_OUTCOMES = (KafkaError.REQUEST_TIMED_OUT, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+
+#: Errors of the client for a record that it has never sent.
+NEVER_SENT = (
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 (their public names)
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    KafkaError.MSG_SIZE_TOO_LARGE,
+)
+
+#: Where Kafka's producer names a topic in an error, before it has sent anything to it. Source:
+#: ProducerBatch, KafkaProducer.waitOnMetadata, TopicAuthorizationException.
+TOPIC_IN_ERROR = (
+    re.compile(r"Expiring \d+ record\(s\) for ([a-zA-Z0-9._-]+)-\d+:"),
+    re.compile(r"Topic ([a-zA-Z0-9._-]+) not present in metadata"),
+    re.compile(r"Not authorized to access topics: \[([a-zA-Z0-9._-]+)\]"),
+)
+
+
+class FailedDestinations:
+    """Finds the destinations that failed a sink, and isolates them. Thread-safe."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        destinations: Mapping[str | None, TopicMetadataCache],
+        sends: ProducerMetrics,
+    ) -> None:
+        """`destinations` are by the name of the cluster; None is this one."""
+        self._destinations = destinations
+        self._sends = sends
+        self._internal = f"{settings.namespace}."
+        #: The prefix of the client ids of a cluster's producers.
+        self._clusters = {client_id(settings.at(name), ""): name for name in settings.clusters}
+        self._errors: dict[tuple[str, str], int] = {}
+
+    def blame(self, error: BaseException) -> int:
+        """Isolate the destinations that made a sink fail with this error; return their number.
+
+        Where internal topics failed too, it is an outage of brokers and no destination's fault:
+        none is isolated, since one by one a backlog of all would take hours.
+        """
+        try:
+            found = self._by_metrics() | {(None, topic) for topic in named_topics(str(error))}
+            if any(not cluster and topic.startswith(self._internal) for cluster, topic in found):
+                return 0
+            return sum(self._isolate(cluster, topic) for cluster, topic in found)
+        except Exception:
+            # The failed work is repeated anyway.
+            log.exception("could not find which destination has failed")
+            return 0
+
+    def await_quiet(self, client_id: str, timeout_s: float) -> bool:
+        """See `ProducerMetrics.await_quiet`."""
+        return self._sends.await_quiet(client_id, timeout_s)
+
+    def _by_metrics(self) -> set[tuple[str | None, str]]:
+        """Return the topics, by cluster, with errors since the last call."""
+        errors = self._sends.errors()
+        before, self._errors = self._errors, errors
+        more = [key for key, count in errors.items() if count > before.get(key, 0)]
+        return {(self._cluster(client), topic) for client, topic in more}
+
+    def _cluster(self, client_id: str) -> str | None:
+        known = (name for prefix, name in self._clusters.items() if client_id.startswith(prefix))
+        return next(known, None)
+
+    def _isolate(self, cluster: str | None, topic: str) -> bool:
+        destinations = self._destinations.get(cluster)
+        # The topic that an error names need not exist.
+        if destinations is None or not destinations.knows(topic):
+            return False
+        destinations.isolate(topic)
+        return True
+
+
+def named_topics(error: str) -> set[str]:
+    """Return the topics that the text of an error names."""
+    return {topic for pattern in TOPIC_IN_ERROR for topic in pattern.findall(error)}
+
+
+class IsolatedSender:
+    """Sends each batch record by record. Decides on the driver; executors read and send."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        destinations: Mapping[str | None, TopicMetadataCache],
+        written: Mapping[str | None, DeliveryLog],
+        started_ms: int,
+    ) -> None:
+        """`destinations` and `written` are by cluster; the query began at `started_ms`."""
+        self._settings, self._router = settings, Router(settings)
+        self._destinations, self._written = destinations, written
+        self._replays = {name: ReplayDetector(each, started_ms) for name, each in written.items()}
+        self._scan_range = planned_scan_range(spark)
+        self._planned = PlanCache(spark, lambda batch: self._checked(parsed(batch)))
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        """Send the batch. A crash between two lines repeats it, without what is written by then."""
+        scope = self._scan_range(batch)
+        if scope is None:
+            return
+        # Every detector sees each batch, even one without records for its cluster.
+        found = {name: each.check(number, lambda: scope) for name, each in self._replays.items()}
+        replays = [each for name, each in found.items() if each and name in scope.destinations]
+        if replays:
+            left = parsed(batch)
+            for each in replays:
+                left = each.deduplicator.drop_moved_on(left, each.scan_range)
+            checked = self._checked(left).localCheckpoint()
+        else:
+            checked = self._planned(batch).localCheckpoint()
+        self._return(checked.where("error is not null"))
+        started_ms = int(time.time() * 1_000)
+        for cluster, topics in scope.destinations.items():
+            if cluster in self._destinations:
+                sent = ScanRange(since_ms=started_ms, destinations={cluster: topics})
+                self._deliver(checked.where("error is null"), cluster, sent)
+
+    def _checked(self, records: DataFrame) -> DataFrame:
+        return self._router.checked(records, message_columns())
+
+    def _deliver(self, checked: DataFrame, cluster: str | None, scope: ScanRange) -> None:
+        """Send the cluster's records; those that are not delivered go to the retry topic."""
+        rows = checked.where(F.col("cluster").eqNullSafe(F.lit(cluster)))
+        undelivered = self._send(rows, cluster)
+        count = rows.count()
+        if refused := [row for row in undelivered if not row.is_unknown]:
+            self._fail(rows, refused, Reason.REFUSED_BY_BROKER)
+        if unknown := [row for row in undelivered if row.is_unknown]:
+            # A batch that is held up here holds up others: the next one is not sent there.
+            for topic in self._topics(rows, unknown):
+                self._destinations[cluster].hold(topic)
+            time.sleep(RETRY_PAUSE_S)
+            missing = Deduplicator(self._written[cluster]).drop_moved_on(rows, scope)
+            self._fail(missing, unknown, Reason.NOT_ACKNOWLEDGED)
+        for topic in self._topics(rows, undelivered):
+            self._destinations[cluster].isolate(topic)
+        metrics.DELIVERED.labels(cluster or "").inc(count - len(undelivered))
+
+    def _send(self, rows: DataFrame, cluster: str | None) -> list[Row]:
+        """Send each once; return UNDELIVERED of those that were not acknowledged."""
+        message = message_columns()
+        settings = self._settings.at(cluster)
+        columns = rows.where(lease_is_held(self._settings)).select(
+            "offset",
+            message.topic.alias("topic"),
+            message.partition.cast("int").alias("partition"),
+            "key",
+            "value",
+            delivered_headers(message.headers).alias("headers"),
+        )
+        return columns.mapInArrow(RecordSender(TaskSettings.of(settings)), UNDELIVERED).collect()
+
+    def _fail(self, rows: DataFrame, undelivered: list[Row], reason: Reason) -> None:
+        """Send these of the rows to the retry topic, with the broker's answer."""
+        details = F.create_map(
+            *(F.lit(each) for row in undelivered for each in (row.offset, row.detail))
+        )
+        error = error_struct(F.lit(str(reason)), details[F.col("offset")])
+        failed = rows.where(F.col("offset").isin([row.offset for row in undelivered]))
+        self._return(failed.withColumn("error", error))
+
+    def _return(self, rows: DataFrame) -> None:
+        """Send rows with an `error` to where they are retried or rejected."""
+        write_batch(self._router.returned(rows), self._settings, ISOLATED)
+
+    def _topics(self, rows: DataFrame, undelivered: list[Row]) -> list[str]:
+        offsets = [row.offset for row in undelivered]
+        if not offsets:
+            return []
+        found = rows.where(F.col("offset").isin(offsets))
+        return [row.due_topic for row in found.select("due_topic").distinct().collect()]
+
+
+@dataclass(frozen=True)
+class RecordSender:
+    """Sends records in an executor, in Python, each in a request of its own."""
+
+    settings: TaskSettings
+
+    def __call__(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        """Send each record; yield UNDELIVERED."""
+        # Only an executor needs it.
+        import pyarrow as pa  # noqa: PLC0415
+
+        from duetime.stores.record_codec import header_lists  # noqa: PLC0415
+
+        fields = [("offset", pa.int64()), ("detail", pa.string()), ("is_unknown", pa.bool_())]
+        properties = tuple(sender_properties(self.settings.read()).items())
+        for batch in batches:
+            names = "offset", "topic", "partition", "key", "value"
+            columns = (batch.column(name).to_pylist() for name in names)
+            rows = zip(*columns, header_lists(batch.column("headers")), strict=True)
+            undelivered = send_each(_client(properties), rows)
+            yield pa.RecordBatch.from_pylist(undelivered, pa.schema(fields))
+
+
+def send_each(
+    client: Producer, rows: Iterator[tuple[Any, ...]]
+) -> list[dict[str, int | str | bool]]:
+    """Send rows of offset, topic, partition, key, value and headers; return UNDELIVERED."""
+    undelivered: dict[int, dict[str, int | str | bool]] = {}
+
+    def note(offset: int, detail: str, *, is_unknown: bool) -> None:
+        undelivered[offset] = {"offset": offset, "detail": detail, "is_unknown": is_unknown}
+
+    def report(offset: int, error: KafkaError | None, _message: Message | None) -> None:
+        if error is None:
+            undelivered.pop(offset, None)
+        else:
+            note(offset, error.str(), is_unknown=_is_unknown(error))
+
+    for offset, topic, partition, key, value, headers in rows:
+        # Until it is reported: a client that ends reports nothing.
+        note(offset, "no answer", is_unknown=True)
+        try:
+            enqueue(
+                client,
+                topic,
+                value=value,
+                key=key,
+                headers=headers,
+                partition=-1 if partition is None else partition,
+                on_delivery=partial(report, offset),
+            )
+        except KafkaException as error:
+            report(offset, error.args[0], None)
+    client.flush(2 * DELIVERY_TIMEOUT_S)
+    return list(undelivered.values())
+
+
+def _is_unknown(error: KafkaError) -> bool:
+    """Return whether the record may have been written."""
+    if is_fatal(error):
+        # The next task gets a client that works.
+        _client.cache_clear()
+    is_answer = error.code() > 0
+    return error.code() in UNKNOWN_OUTCOMES or not (is_answer or error.code() in NEVER_SENT)
+
+
+def sender_properties(settings: Settings) -> dict[str, str | int | float | bool]:
+    """Return librdkafka properties of the producer for a cluster."""
+    return delivery_properties(settings) | {
+        # A record that is refused fails its whole batch.
+        "batch.num.messages": 1,
+        "delivery.timeout.ms": int(DELIVERY_TIMEOUT_S * 1_000),
+        "request.timeout.ms": 5_000,
+    }
+
+
+@lru_cache(maxsize=8)
+def _client(properties: tuple[tuple[str, str | int | float | bool], ...]) -> Producer:
+    """Return the process's producer with these properties."""
+    return Producer(dict(properties))

@@ -1,0 +1,73 @@
+"""The outbox queries: each forwards the messages for one other cluster.
+
+A message that is due goes to `duetime.outbox.<cluster>`, as it was scheduled, and from there to its
+destination at once. While that cluster does not answer its query fails and is started again; other
+queries are not affected. Then `outbox_recovery` forwards the backlog in order, without the messages
+that were forwarded before.
+
+Delivery errors are found before a message gets here, by the other cluster's topic metadata. An
+error that occurs later (the topic was deleted, the message expired while the cluster was away)
+makes the real-time query fail, because its sink writes to one cluster only; `outbox_recovery` sends
+that message to the retry topic of this one.
+"""
+
+from dataclasses import replace
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from duetime.core.settings import Settings
+from duetime.pipeline import RECOVER
+from duetime.pipeline.delivery.delivery_errors import is_isolated, is_reached
+from duetime.pipeline.delivery.router import Router
+from duetime.pipeline.delivery.rows import message_columns, parsed
+from duetime.pipeline.recovery.deduplicator import Deduplicator, scan_range_of_messages
+from duetime.pipeline.recovery.read_back import DeliveryLog
+from duetime.spark.kafka_io import BatchHandler, write_batch
+
+
+def outbox_rows(records: DataFrame, settings: Settings, cluster: str) -> DataFrame:
+    """Return rows for the other cluster's sink, of records of its outbox. Runs in executors.
+
+    A row with a delivery error raises, before anything behind it is sent.
+    """
+    # A message that was in time when it was sent here is in time a moment later.
+    message = replace(message_columns(), expires_ms=F.lit(None).cast("bigint"))
+    router = Router(settings)
+    checked = router.checked(parsed(records), message)
+    reason = F.coalesce(F.col("error.reason"), F.lit("its topic has refused a record"))
+    raised = F.raise_error(F.concat(F.lit("cannot be forwarded: "), reason)).cast("boolean")
+    passed = checked.where(F.when(~_passes(), raised).otherwise(True))
+    # The producer sends or gives up in the end what it holds when an outage begins. The records
+    # behind must not overtake that: they are held up here.
+    return _forwarded(router, passed.where(is_reached(settings.at(cluster))))
+
+
+def outbox_recovery(settings: Settings, delivery_log: DeliveryLog, cluster: str) -> BatchHandler:
+    """Return a handler that forwards the backlog without repeats.
+
+    Messages with an error go to the retry topic.
+    """
+    deduplicator, router = Deduplicator(delivery_log), Router(settings)
+
+    def handle(batch: DataFrame, _number: int) -> None:
+        records = parsed(batch)
+        if found := scan_range_of_messages(records):
+            left = deduplicator.drop_moved_on(records, found)
+            # Checked once: each message goes to one of the two sinks.
+            checked = router.checked(left, message_columns())
+            ordered = checked.coalesce(1).sortWithinPartitions("offset").localCheckpoint()
+            write_batch(router.returned(ordered.where(~_passes())), settings, RECOVER)
+            passed = ordered.where(_passes())
+            write_batch(_forwarded(router, passed), settings.at(cluster), RECOVER)
+
+    return handle
+
+
+def _passes() -> Column:
+    return F.col("error").isNull() & ~is_isolated(F.col("metadata"))
+
+
+def _forwarded(router: Router, passed: DataFrame) -> DataFrame:
+    """Return rows for the other cluster."""
+    return router.rows(passed, router.destination(message_columns(), F.col("metadata")))

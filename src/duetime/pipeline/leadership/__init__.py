@@ -1,0 +1,1 @@
+"""Leadership: which of several pipelines delivers, and what keeps a former leader from sending."""

@@ -1,0 +1,261 @@
+"""Query factory: how each streaming query of a leader is started, and what comes before that.
+
+Before a query starts, its checkpoint is made one that Spark can go on from. A real-time query
+commits at the end of a batch, some minutes apart, so it reads the records since then again, after a
+crash and after a plain stop. So it recovers first: these records are handled in micro-batches,
+without those delivered already. Each batch is committed, so that a crash meanwhile repeats one.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from duetime.core.clock import Clock
+from duetime.core.metrics import RECOVERY_SECONDS
+from duetime.core.settings import Settings
+from duetime.core.topics import TopicNames
+from duetime.kafka.offsets import Offsets, Partition
+from duetime.pipeline import (
+    FAILURES,
+    INTAKE,
+    INTAKE_TX,
+    ISOLATED,
+    LANES,
+    NOTICES,
+    OUTBOX,
+    RECURRING,
+    REDELIVERY,
+    SAVING,
+    schedules,
+    store_queries,
+)
+from duetime.pipeline.delivery import isolation
+from duetime.pipeline.delivery.destinations import TopicMetadataCache
+from duetime.pipeline.delivery.outbox import outbox_recovery, outbox_rows
+from duetime.pipeline.intake.query import Intake, intake_recovery
+from duetime.pipeline.intake.starting_point import IntakeStart
+from duetime.pipeline.lanes import lane_recovery, lane_rows
+from duetime.pipeline.recovery.checkpoint import Checkpoints
+from duetime.pipeline.recovery.read_back import DeliveryLog
+from duetime.pipeline.redelivery.tracker import WakeUpTimer, tracked, tracked_topics
+from duetime.pipeline.retries import retry_handler
+from duetime.spark.kafka_io import (
+    NO_LIMIT,
+    BatchHandler,
+    process_available,
+    read_stream,
+    start_micro_batches,
+    start_real_time,
+)
+
+log = logging.getLogger(__name__)
+
+#: Spark's error when a query cannot read its state.
+NO_STATE = "CANNOT_LOAD_STATE_STORE"
+
+#: Interval of batches of markers, where there are any: a redelivery waits for half of it.
+REDELIVERY_INTERVAL = "500 milliseconds"
+
+
+class QueryFactory:
+    """Starts queries, also again. Delivery logs and destinations are by cluster; None is this one.
+
+    Holds a connection: close it.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        delivery_logs: Mapping[str | None, DeliveryLog],
+        destinations: Mapping[str | None, TopicMetadataCache],
+        clock: Clock,
+    ) -> None:
+        self._spark, self._settings, self._clock = spark, settings, clock
+        self._delivery_logs, self._destinations = delivery_logs, destinations
+        self._names = TopicNames(settings)
+        self._offsets = Offsets(settings, self._names.intake_group)
+        self._checkpoints = Checkpoints(spark, settings, self._offsets)
+        self._start = IntakeStart(settings, self._checkpoints, self._offsets)
+        #: The last run of the query that has state.
+        self._redelivery_run: StreamingQuery | None = None
+
+    def all(
+        self, on_expirations: BatchHandler | None, wake_up: WakeUpTimer | None
+    ) -> dict[str, Callable[[], StreamingQuery]]:
+        """Return how to start each query, by its name.
+
+        `on_expirations` handles the store's notifications, if there are any; `wake_up` is there
+        for queues. Raises ConfigError where intake would have to guess where it begins.
+        """
+        self._start.require()
+        spark, settings, names = self._spark, self._settings, self._names
+        logs, destinations, start = self._delivery_logs, self._destinations, self._start_batches
+        failed = partial(retry_handler, spark, settings, destinations, logs[None])
+        isolated = partial(isolation.IsolatedSender, spark, settings, destinations, logs)
+        recurring = partial(schedules.ScheduleHandler, spark, settings, destinations, logs[None])
+        saving = partial(store_queries.store_handler, spark, settings, logs[None])
+        queries: dict[str, Callable[[], StreamingQuery]] = {
+            LANES: self._start_lanes,
+            INTAKE: self._start_intake,
+            INTAKE_TX: self._start_transactional_intake,
+            FAILURES: partial(start, FAILURES, names.retry, failed),
+            ISOLATED: partial(
+                start,
+                ISOLATED,
+                names.isolated,
+                isolated,
+                max_records=isolation.BATCH,
+                # The transactional sink writes there, or did before it was switched off.
+                committed_only=True,
+            ),
+            RECURRING: partial(
+                start,
+                RECURRING,
+                names.schedule_commands,
+                recurring,
+                max_records=schedules.BATCH_SIZE,
+            ),
+        }
+        if settings.store_kind != "kafka":
+            queries[SAVING] = partial(
+                start, SAVING, names.store_inbox, saving, interval=store_queries.SAVING_INTERVAL
+            )
+        if wake_up:
+            queries[REDELIVERY] = partial(self._start_redelivery, wake_up)
+        if on_expirations:
+            topic, handle = settings.aerospike_expiry_topic, on_expirations
+            queries[NOTICES] = partial(
+                start, NOTICES, topic, lambda _: handle, interval=store_queries.NOTICES_INTERVAL
+            )
+        for cluster in settings.clusters:
+            queries[f"{OUTBOX}{cluster}"] = partial(self._start_outbox, cluster)
+        return queries
+
+    def recreated_topics(self) -> dict[str, str]:
+        """Return, by query, a topic that it reads and that was created again since it started.
+
+        Call it now and then: it commits again where intake began, which Kafka would forget.
+        """
+        self._start.keep()
+        return self._checkpoints.recreated_topics()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._offsets.close()
+
+    def _start_lanes(self) -> StreamingQuery:
+        settings, topics = self._settings, [self._names.lanes]
+        self._checkpoints.open(LANES, topics)
+        recovery = lane_recovery(settings, self._delivery_logs[None])
+        return self._start_real_time(LANES, topics, partial(lane_rows, settings=settings), recovery)
+
+    def _start_intake(self) -> StreamingQuery:
+        starting = self._start.begin()
+        return self._take_in(INTAKE, self._names.plain_intake, starting=starting)
+
+    def _start_transactional_intake(self) -> StreamingQuery:
+        topics = [self._names.transactional]
+        # Only duetime reads this topic: no other service has delivered its records.
+        self._checkpoints.open(INTAKE_TX, topics)
+        return self._take_in(INTAKE_TX, topics, committed_only=True)
+
+    def _take_in(
+        self,
+        name: str,
+        topics: Sequence[str],
+        *,
+        committed_only: bool = False,
+        starting: Mapping[Partition, int] | None = None,
+    ) -> StreamingQuery:
+        intake = Intake(self._settings)
+        recovery = intake_recovery(self._settings, self._delivery_logs[None], intake)
+        return self._start_real_time(
+            name, topics, intake.rows, recovery, committed_only=committed_only, starting=starting
+        )
+
+    def _start_outbox(self, cluster: str) -> StreamingQuery:
+        settings, name, topics = self._settings, f"{OUTBOX}{cluster}", [self._names.outbox(cluster)]
+        self._destinations[cluster].refresh()
+        self._checkpoints.open(name, topics)
+        rows = partial(outbox_rows, settings=settings, cluster=cluster)
+        recovery = outbox_recovery(settings, self._delivery_logs[cluster], cluster)
+        return self._start_real_time(name, topics, rows, recovery, sink=settings.at(cluster))
+
+    def _start_real_time(  # noqa: PLR0913 (each by its name)
+        self,
+        name: str,
+        topics: Sequence[str],
+        rows: Callable[[DataFrame], DataFrame],
+        recovery: BatchHandler,
+        *,
+        sink: Settings | None = None,
+        committed_only: bool = False,
+        starting: Mapping[Partition, int] | None = None,
+    ) -> StreamingQuery:
+        """Start a query once `recovery` has handled what it had in flight.
+
+        Without a checkpoint it begins at the `starting` offsets.
+        """
+        settings = self._settings
+        read = partial(
+            read_stream,
+            self._spark,
+            settings,
+            topics,
+            committed_only=committed_only,
+            starting=starting,
+        )
+        # Only if there can be anything: it takes seconds.
+        if self._delivery_logs[None].has_records(topics):
+            started_s = time.monotonic()
+            batches = read(batch=settings.recovery_batch_records)
+            process_available(batches, recovery, settings, name)
+            taken_s = time.monotonic() - started_s
+            RECOVERY_SECONDS.labels(name).set(taken_s)
+            log.info("recovered query=%s seconds=%.1f", name, taken_s)
+        return start_real_time(rows(read()), sink or settings, name)
+
+    def _start_redelivery(self, wake_up: WakeUpTimer) -> StreamingQuery:
+        # It imports Arrow, and most pipelines have no queues.
+        from duetime.pipeline.redelivery.query import Redelivery  # noqa: PLC0415 (as it says)
+
+        spark, settings = self._spark, self._settings
+        problems = state_problems(self._redelivery_run)
+        self._checkpoints.open(REDELIVERY, tracked_topics(settings), problems)
+        handle = Redelivery(spark, settings, self._delivery_logs[None], wake_up)
+        self._redelivery_run = start_micro_batches(
+            tracked(spark, settings), handle, settings, REDELIVERY, REDELIVERY_INTERVAL
+        )
+        return self._redelivery_run
+
+    def _start_batches(  # noqa: PLR0913 (each by its name)
+        self,
+        name: str,
+        topic: str,
+        handler: Callable[[int], BatchHandler],
+        *,
+        interval: str = "1 second",
+        max_records: int = NO_LIMIT,
+        committed_only: bool = False,
+    ) -> StreamingQuery:
+        """Start a micro-batch query; `handler` takes the instant of its start, epoch ms."""
+        self._checkpoints.open(name, [topic])
+        batch = min(self._settings.recovery_batch_records, max_records)
+        records = read_stream(
+            self._spark, self._settings, [topic], batch=batch, committed_only=committed_only
+        )
+        handle = handler(self._clock.now_ms())
+        return start_micro_batches(records, handle, self._settings, name, interval)
+
+
+def state_problems(last_run: StreamingQuery | None) -> list[str]:
+    """Return why a query cannot go on from its state, if its last run failed for that."""
+    if last_run is None or last_run.lastProgress is not None:
+        return []
+    is_torn = NO_STATE in str(last_run.exception())
+    return ["its state cannot be read"] if is_torn else []

@@ -1,0 +1,238 @@
+"""Query supervisor: starts the streaming queries together, checks them, and restarts them.
+
+A query is restarted from its last commit when it has failed, when its producer has given up a
+record, when a topic that it reads was created again, and when one has more partitions. A failed
+query rests until no record of it is in flight, and longer after each further failure; the others go
+on meanwhile. After a refusal, which is an answer, it does not rest, and after the end of an
+executor only until that one can send nothing more.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from pyspark.errors import PySparkException
+from pyspark.sql.streaming import StreamingQuery
+
+from duetime.client.status import RUNS
+from duetime.core.clock import doubled_ms
+from duetime.core.errors import DuetimeError, error_text
+from duetime.core.metrics import QUERY_FAILURES
+from duetime.spark.executors import END_S, is_executor_ended
+from duetime.spark.kafka_io import RETRY_PAUSE_S
+
+log = logging.getLogger(__name__)
+
+#: Shortest and longest rest of a query that fails, in ms; doubled with each failure.
+RESTART_MS, MAX_RESTART_MS = int(RETRY_PAUSE_S * 1_000), 30_000
+
+#: Restarts without a long rest: if more are needed, refusals or executors are not the cause.
+MAX_QUICK_RESTARTS = 3
+
+#: Interval between checks of the queries that run, while others are being started, in seconds.
+CHECK_INTERVAL_S = 1.0
+
+#: Time limit for queries that are just being started, when all are stopped, in seconds.
+STOP_TIMEOUT_S = 5.0
+
+#: A query that has run this long has recovered from its failures, in seconds.
+RECOVERED_S = 60.0
+
+#: Called with each query that is healthy, and its name.
+OnHealthy = Callable[[str, StreamingQuery], None]
+
+
+@dataclass(slots=True)
+class SupervisedQuery:
+    """A streaming query, and how to start it again."""
+
+    name: str
+    start: Callable[[], StreamingQuery]
+    #: None until it was started once.
+    query: StreamingQuery | None = None
+    started_s: float = 0.0
+    failures: int = 0
+    #: How many records its producer had given up when it was started.
+    given_up: int = 0
+    #: How many partitions each topic had when the query was started, of those that may get more.
+    partitions: dict[str, int] = field(default_factory=dict)
+    #: When it is started again, by the monotonic clock; None while it runs.
+    restart_s: float | None = None
+    #: Its start, which takes for as long as there is something to recover.
+    starting: Future[None] | None = None
+
+    @property
+    def is_starting(self) -> bool:
+        """True if it is just being started."""
+        return self.starting is not None and not self.starting.done()
+
+    def status(self) -> str:
+        """Return `runs`, or what keeps it from that."""
+        restart_s = self.restart_s
+        if restart_s is not None:
+            left_s = max(0.0, restart_s - time.monotonic())
+            return f"failed {self.failures} times, restarts in {left_s:.0f} s"
+        return RUNS if self.query and not self.is_starting else "starts"
+
+
+class QuerySupervisor:
+    """Keeps some queries running. Not thread-safe, except `status`."""
+
+    def __init__(  # noqa: PLR0913 (what a restart needs)
+        self,
+        starts: Mapping[str, Callable[[], StreamingQuery]],
+        *,
+        refresh: Callable[[], None],
+        given_up: Callable[[str], int],
+        blame: Callable[[Exception], int],
+        remote: Collection[str] = (),
+        partitions: Callable[[str], Mapping[str, int]] = lambda _: {},
+        drain: Callable[[str], object] = lambda _: None,
+        recreated_topics: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """`starts` has how each query is started, by its name; `refresh` is called before that.
+
+        `blame` takes the error of a failed query, before it is started again, and returns how many
+        destinations have refused a record: their records go another way from then on.
+
+        `given_up` returns how many records a query's producer could not deliver: Spark asks for
+        that with the next record, and an idle query would not fail for minutes. Nothing waits for
+        the start of the `remote` ones, which deliver to other clusters.
+
+        `partitions` returns how many partitions each topic of a query has that may get more: a
+        real-time query reads those that it began its batch with. `drain` waits until what a query
+        has sent is acknowledged, so that it is found when it is read back. `recreated_topics` has
+        the queries that read a topic which was created again since they were started, and which:
+        they would skip records.
+        """
+        self._queries = [SupervisedQuery(name, start) for name, start in starts.items()]
+        for name in starts:
+            # Published as 0: Prometheus sees no increase in what begins with a failure.
+            QUERY_FAILURES.labels(name)
+        self._refresh, self._given_up, self._blame = refresh, given_up, blame
+        self._remote, self._partitions, self._drain = remote, partitions, drain
+        self._recreated_topics = recreated_topics
+        self._stopping = threading.Event()
+        # All at once, because each takes seconds in a JVM that has just been started.
+        self._pool = ThreadPoolExecutor(len(self._queries), thread_name_prefix="start")
+
+    def start(self, on_healthy: OnHealthy, is_wanted: Callable[[], bool]) -> None:
+        """Start the queries; return when all but the remote ones run, or could not be started.
+
+        One may have to recover for minutes: the others are supervised meanwhile, as long as
+        `is_wanted` returns true.
+        """
+        for each in self._queries:
+            self._start_soon(each)
+        here = (each for each in self._queries if each.name not in self._remote)
+        first = [each.starting for each in here if each.starting]
+        while wait(first, timeout=CHECK_INTERVAL_S).not_done:
+            try:
+                if is_wanted():
+                    self.supervise(on_healthy)
+            except Exception:
+                log.exception("could not check the queries, will be repeated")
+
+    def status(self) -> dict[str, str]:
+        """Return the status of each query. From any thread."""
+        return {each.name: each.status() for each in self._queries}
+
+    def supervise(self, on_healthy: OnHealthy) -> None:
+        """Check each query once: restart it if needed, else call `on_healthy`."""
+        recreated = self._recreated_topics()
+        for each in self._queries:
+            if each.is_starting:
+                continue
+            if each.restart_s is not None:
+                if each.restart_s <= time.monotonic():
+                    self._start_soon(each)
+            elif each.query and (error := each.query.exception()):
+                self._fail(each, error)
+            elif each.query and self._given_up(each.name) > each.given_up:
+                _stop(each.query)
+                self._fail(each, DuetimeError("records could not be delivered in time"))
+            elif each.query and each.name in recreated:
+                _stop(each.query)
+                topic = recreated[each.name]
+                self._fail(each, DuetimeError(f"topic {topic} was created again while it was read"))
+            elif each.query and self._has_more_partitions(each):
+                each.starting = self._pool.submit(self._restart, each)
+            elif each.query:
+                on_healthy(each.name, each.query)
+
+    def stop(self) -> None:
+        """Stop the queries, and wait until they are."""
+        self._stopping.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        wait([each.starting for each in self._queries if each.starting], timeout=STOP_TIMEOUT_S)
+        queries = [each.query for each in self._queries if each.query]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(_stop, queries))
+
+    def _start_soon(self, query: SupervisedQuery) -> None:
+        query.restart_s, query.started_s = None, time.monotonic()
+        query.starting = self._pool.submit(self._start, query)
+
+    def _start(self, query: SupervisedQuery) -> None:
+        try:
+            if query.query:
+                self._drain(query.name)
+            # It may have failed for a topic that has changed.
+            self._refresh()
+            query.given_up = self._given_up(query.name)
+            query.partitions = dict(self._partitions(query.name))
+            query.query = query.start()
+        except Exception as error:  # noqa: BLE001 (whatever it was, it is tried again)
+            self._fail(query, error)
+        else:
+            if self._stopping.is_set():
+                # `stop` may have timed out.
+                _stop(query.query)
+
+    def _fail(self, query: SupervisedQuery, error: Exception) -> None:
+        """Plan a restart, after a rest that the other queries do not make."""
+        # A record that was given up without an answer may still be written: only the query's own
+        # error says that it was refused.
+        is_answer = not isinstance(error, DuetimeError) and "Expiring" not in str(error)
+        is_refused = self._blame(error) > 0 and is_answer
+        if time.monotonic() - query.started_s > RECOVERED_S:
+            query.failures = 0
+        is_ended = is_executor_ended(error)
+        is_quick = (is_refused or is_ended) and query.failures < MAX_QUICK_RESTARTS
+        query.failures += 1
+        rest_s = doubled_ms(query.failures, RESTART_MS, MAX_RESTART_MS) / 1_000
+        if is_quick:
+            rest_s = END_S if is_ended else 0.0
+        query.restart_s = time.monotonic() + rest_s
+        QUERY_FAILURES.labels(query.name).inc()
+        why = error_text(error)
+        log.error("query failed query=%s restart_s=%.0f error=%s", query.name, rest_s, why)
+
+    def _has_more_partitions(self, query: SupervisedQuery) -> bool:
+        has_more = False
+        for topic, count in self._partitions(query.name).items():
+            if (added := count - query.partitions.setdefault(topic, count)) > 0:
+                has_more = True
+                log.info(
+                    "partitions were added, restarting query=%s topic=%s partitions=%d",
+                    query.name,
+                    topic,
+                    added,
+                )
+        return has_more
+
+    def _restart(self, query: SupervisedQuery) -> None:
+        """End the query's batch and go on: records in flight are read back, and not sent twice."""
+        if query.query:
+            _stop(query.query)
+        self._start(query)
+
+
+def _stop(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except PySparkException as error:
+        log.warning("query did not stop in time query=%s error=%s", query.name, error_text(error))

@@ -1,0 +1,201 @@
+"""The JVMs that run tasks: what rows read there as system properties, and how their producers fare.
+
+A row cannot ask the driver. So the driver publishes what rows need as properties of the JVM that
+they run in: leases, and the table of destinations. A row that wants something sets a property, its
+flag. In local mode there is one JVM, this one; on a cluster, `executors` has the others.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Protocol
+
+from pyspark.sql import SparkSession
+
+from duetime.core.threads import wait_until
+from duetime.spark.catalyst import java_array, java_class
+from duetime.spark.session import close_producers, jvm
+
+#: A key=value of an ObjectName, and a "name = value" of an AttributeList, both as Java prints them.
+KEY = re.compile(r"[:,]([\w-]+)=([^,]*)")
+ATTRIBUTE = re.compile(r"([\w-]+) = ([^,\]]*)")
+
+#: The attributes of Kafka's producers that are read here.
+ERRORS, SENT = "record-error-total", "record-send-total"
+BUFFER, AVAILABLE = "buffer-total-bytes", "buffer-available-bytes"
+ATTRIBUTES = (ERRORS, SENT, BUFFER, AVAILABLE)
+
+#: Checks in a row that must find a producer empty, and their interval in seconds.
+QUIET_CHECKS, QUIET_INTERVAL_S = 3, 0.1
+
+#: The keys of an MBean's name, and its numbers.
+Bean = tuple[dict[str, str], dict[str, float]]
+
+
+class TaskJvms(Protocol):
+    """The JVMs that run tasks. Thread-safe. All but `close` raise JVM_ERRORS."""
+
+    @property
+    def producers(self) -> "ProducerMetrics":
+        """The metrics of their Kafka producers."""
+
+    @property
+    def executors(self) -> Collection[str]:
+        """The executors that are there; none in local mode."""
+
+    def publish(self, properties: Mapping[str, str]) -> None:
+        """Set system properties in each; in one that comes later, before it has any lease."""
+
+    def extend_lease(self, name: str, until_s: float) -> None:
+        """Let rows pass `lease_is_held` until this instant of time.monotonic()."""
+
+    def end_lease(self, name: str) -> None:
+        """Let no row pass any more; return once it holds in each JVM."""
+
+    def take_requests(self, flag: str) -> list[str]:
+        """Return the names that rows have requested since the last call.
+
+        A row sets the property `<flag>.<name>`, then `<flag>`.
+        """
+
+    def settle(self) -> None:
+        """Return once no producer holds a record, which takes up to `delivery.timeout.ms`."""
+
+    def close(self) -> None:
+        """Stop the threads."""
+
+
+class DriverJvm:
+    """This process's JVM, which runs all tasks in local mode."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark, self._jvm = spark, jvm(spark)
+        self._system = java_class(self._jvm, "java.lang.System")
+        self.producers: ProducerMetrics = DriverProducers(spark)
+        self.executors: Collection[str] = ()
+
+    def publish(self, properties: Mapping[str, str]) -> None:
+        """Set the system properties with one call for all of them."""
+        if not properties:
+            return
+        table = java_class(self._jvm, "java.util.Properties")()
+        text = "\n".join(f"{name}={value}" for name, value in properties.items())
+        table.load(java_class(self._jvm, "java.io.StringReader")(text))
+        self._system.getProperties().putAll(table)
+
+    def extend_lease(self, name: str, until_s: float) -> None:
+        """Set the lease. Java's nanoTime is the clock of time.monotonic()."""
+        self._system.setProperty(name, str(int(until_s * 1e9)))
+
+    def end_lease(self, name: str) -> None:
+        """Set the lease to an instant that is over."""
+        self.extend_lease(name, 0)
+
+    def take_requests(self, flag: str) -> list[str]:
+        """Return and clear the requests."""
+        if self._system.clearProperty(flag) is None:
+            return []
+        names = java_class(self._jvm, "java.lang.String").join(
+            "\n", self._system.getProperties().stringPropertyNames()
+        )
+        requests = [each for each in names.split("\n") if each.startswith(f"{flag}.")]
+        for each in requests:
+            self._system.clearProperty(each)
+        return [each.removeprefix(f"{flag}.") for each in requests]
+
+    def settle(self) -> None:
+        """Close the producers: each sends or gives up its records before."""
+        close_producers(self._spark)
+
+    def close(self) -> None:
+        """Do nothing: there are no threads."""
+
+
+class ProducerMetrics(ABC):
+    """Kafka's metrics of the producers in the JVMs that run tasks, since each was opened."""
+
+    def given_up(self, client_id: str) -> int:
+        """Return the records that a producer could not deliver; 0 for an unknown name."""
+        return self._total(f"type=producer-metrics,client-id={client_id}", ERRORS)
+
+    def refresh(self) -> None:
+        """Read them again. In this process, each call reads them."""
+        return
+
+    def errors(self) -> dict[tuple[str, str], int]:
+        """Return the undelivered records by client id and topic, where there are any."""
+        self.refresh()
+        found: dict[tuple[str, str], int] = defaultdict(int)
+        beans = self._read("type=producer-metrics,*")
+        clients = {keys["client-id"] for keys, values in beans if values.get(ERRORS)}
+        for client in clients:
+            for keys, values in self._read(f"type=producer-topic-metrics,client-id={client},*"):
+                if count := int(values.get(ERRORS, 0)):
+                    found[client, keys["topic"]] += count
+        return dict(found)
+
+    def sent(self, client_id: str, topic: str | None = None) -> int:
+        """Return the records that a producer has sent, to all topics or to one; retries count."""
+        if topic is None:
+            return self._total(f"type=producer-metrics,client-id={client_id}", SENT)
+        return self._total(f"type=producer-topic-metrics,client-id={client_id},topic={topic}", SENT)
+
+    def unacknowledged_bytes(self, client_id: str | None = None) -> int:
+        """Return the bytes of unacknowledged records in a producer's buffer, or in all buffers."""
+        self.refresh()
+        of_client = "*" if client_id is None else f"client-id={client_id}"
+        found = self._read(f"type=producer-metrics,{of_client}")
+        return int(sum(each.get(BUFFER, 0) - each.get(AVAILABLE, 0) for _, each in found))
+
+    def await_quiet(self, client_id: str | None, timeout_s: float) -> bool:
+        """Wait until each record of one or all is acknowledged or given up; return whether it is.
+
+        Several checks in a row must find that: a task that is being stopped may hand over one more
+        record.
+        """
+        quiet = 0
+
+        def is_quiet() -> bool:
+            nonlocal quiet
+            quiet = 0 if self.unacknowledged_bytes(client_id) else quiet + 1
+            return quiet == QUIET_CHECKS
+
+        return wait_until(is_quiet, timeout_s, QUIET_INTERVAL_S)
+
+    def _total(self, pattern: str, attribute: str) -> int:
+        return int(sum(values.get(attribute, 0) for _, values in self._read(pattern)))
+
+    @abstractmethod
+    def _read(self, pattern: str) -> Iterable[Bean]:
+        """Return keys and attributes of each bean `kafka.producer:<pattern>`."""
+
+
+class DriverProducers(ProducerMetrics):
+    """The producers in this process's JVM."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        java = jvm(spark)
+        self._name = java_class(java, "javax.management.ObjectName")
+        factory = java_class(java, "java.lang.management.ManagementFactory")
+        self._beans = factory.getPlatformMBeanServer()
+        # The server's class is internal to Java, where py4j has no access: call by reflection.
+        interface = java_class(java, "java.lang.Class").forName("javax.management.MBeanServer")
+        self._methods = {each.getName(): each for each in interface.getMethods()}
+        self._attributes = java_array(*ATTRIBUTES, of="String")
+
+    def _read(self, pattern: str) -> Iterable[Bean]:
+        names = self._invoke("queryNames", self._name(f"kafka.producer:{pattern}"), None)
+        for name in names.toArray():
+            # As text, in one call. A producer that is just being opened lacks attributes.
+            found = self._invoke("getAttributes", name, self._attributes).toString()
+            yield bean(f"{name.toString()} {found}")
+
+    def _invoke(self, method: str, *given: Any) -> Any:  # noqa: ANN401 (py4j has no types)
+        return self._methods[method].invoke(self._beans, java_array(*given))
+
+
+def bean(text: str) -> Bean:
+    """Return keys and numbers of "<ObjectName> <AttributeList>", as Java prints them."""
+    name, _, attributes = text.partition(" ")
+    return dict(KEY.findall(name)), {key: float(n) for key, n in ATTRIBUTE.findall(attributes)}

@@ -1,0 +1,276 @@
+"""Brokers in trouble: a disk that is full for a while, and one of three that goes away."""
+
+import os
+import subprocess
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+from tests.support.clocks import eventually
+from tests.support.live import Live, await_first_messages
+from tests.support.processes import complete, logs, running
+from tests.support.topics import small_settings
+
+from duetime.bench.chaos import duetime_process
+from duetime.client.producer import Producer
+from duetime.core.messages import MessageId
+from duetime.core.settings import Settings
+from duetime.kafka.admin import create_topics
+from duetime.kafka.connection import librdkafka_properties
+from duetime.kafka.offsets import describe_topic_ids
+from duetime.local.broker import ROOM_MIB, LocalBroker, new_cluster_id
+from duetime.local.process import free_port
+
+pytestmark = pytest.mark.timeout(1_200)
+
+PATIENCE_S = 120.0
+
+#: Longer than the trouble lasts: what is sent twice meanwhile is found while it waits.
+FAR = timedelta(seconds=40)
+
+BROKERS = 3
+
+#: Clients, of which some have chosen the broker that dies.
+ADMINS = 12
+
+#: What three brokers keep three times, and can do without one of.
+REPLICATED = {
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+}
+
+
+@contextmanager
+def cluster(bootstrap, directory, **others):
+    """Topics on these brokers, and no pipeline yet."""
+    checkpoint = directory / "checkpoint"
+    found = Live(
+        small_settings(
+            bootstrap, overdue_scan_interval_ms=2_000, checkpoint=checkpoint.as_uri(), **others
+        )
+    )
+    create_topics(found.settings)
+    yield found
+    found.close()
+
+
+@contextmanager
+def small_disk(directory):
+    """A file system of its own with little more room than a broker asks for."""
+    if os.geteuid():
+        pytest.skip("only root may mount a file system")
+    directory.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={ROOM_MIB + 50}m", "tmpfs", str(directory)]
+    subprocess.run(["/bin/mount", *options], check=True)
+    try:
+        yield directory
+    finally:
+        subprocess.run(["/bin/umount", "--lazy", str(directory)], check=True)
+
+
+def fill(path):
+    """Write until there is no room at all."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while file.write(bytes(size)):
+                    pass
+            except OSError:
+                continue
+
+
+def schedule(client, topic, count, over_s):
+    step = timedelta(seconds=over_s) / count
+    return {client.produce(topic, "x", in_=number * step) for number in range(count)}
+
+
+def noted(refused):
+    """Adds to these ids that of a message that was not acknowledged."""
+    return lambda error, id_: error and refused.append(id_)
+
+
+def test_a_disk_that_is_full_for_a_while_loses_and_doubles_nothing(tmp_path):
+    with (
+        small_disk(tmp_path / "disk") as disk,
+        LocalBroker(disk / "broker") as broker,
+        cluster(broker.bootstrap, disk) as live,
+        duetime_process(live.settings),
+        Producer(live.settings) as client,
+    ):
+        topic = live.topic()
+        inbox = live.inbox(topic)
+        ids = schedule(client, topic, 600, over_s=30)
+        inbox.until(lambda: len(inbox.arrived) > 50, "the first")
+        ballast = disk / "ballast"
+        fill(ballast)
+        waiting, refused = {}, []
+        # Kafka gives up a disk that it cannot write to, and ends.
+        until_s = time.monotonic() + PATIENCE_S
+        while broker.running:
+            assert time.monotonic() < until_s
+            at = datetime.now(UTC) + FAR
+            waiting[client.produce(topic, "x", at=at, on_delivery=noted(refused))] = at
+            time.sleep(0.1)
+        ballast.unlink()
+        broker.start()
+        client.flush()
+        # As the sender is told to: it may have arrived all the same.
+        for each in refused:
+            unique = MessageId.parse(each).unique
+            assert client.produce(topic, "x", at=waiting[each], id=unique) == each
+        ids |= waiting.keys()
+        complete(live, topic, inbox, ids)
+
+
+@contextmanager
+def three_brokers(directory, properties=MappingProxyType({}), first=MappingProxyType({})):
+    """Three nodes of one cluster, each broker and controller; `first` is for the first alone."""
+    names = range(1, BROKERS + 1)
+    ports = {name: (free_port(), free_port()) for name in names}
+    voters = ",".join(f"{name}@127.0.0.1:{ports[name][1]}" for name in names)
+    cluster_id = new_cluster_id()
+    brokers = [
+        LocalBroker(
+            directory / f"broker-{name}",
+            port,
+            REPLICATED
+            | dict(properties)
+            | (dict(first) if name == 1 else {})
+            | {
+                "node.id": str(name),
+                "controller.quorum.voters": voters,
+                "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{to_others}",
+            },
+            cluster_id,
+        )
+        for name, (port, to_others) in ports.items()
+    ]
+    with ExitStack() as stopped:
+        for each in brokers:
+            stopped.callback(each.kill)
+        # None answers before there is a majority.
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(LocalBroker.start, brokers))
+        yield brokers
+
+
+def test_when_one_of_three_brokers_goes_away_each_message_comes_once(tmp_path):
+    with three_brokers(tmp_path) as brokers, ExitStack() as closed:
+        bootstrap = ",".join(each.bootstrap for each in brokers)
+        live = closed.enter_context(cluster(bootstrap, tmp_path, replication_factor=BROKERS))
+        closed.enter_context(duetime_process(live.settings))
+        client = closed.enter_context(Producer(live.settings))
+        topic = live.topic(partitions=3)
+        # Not every broker hears of it at once.
+        inbox = live.inbox_when_there(topic, partitions=3)
+        ids = schedule(client, topic, 900, over_s=30)
+        inbox.until(lambda: len(inbox.arrived) > 50, "the first")
+        brokers[0].kill()
+        ids |= schedule(client, topic, 300, over_s=10)
+        before = len(inbox.arrived)
+        inbox.until(lambda: len(inbox.arrived) > before + 100, "some while it is away")
+        brokers[0].start()
+        complete(live, topic, inbox, ids)
+
+
+def test_admin_requests_are_answered_soon_after_a_broker_has_died(tmp_path):
+    """A client that asks a broker which is gone would do so for five minutes."""
+    with three_brokers(tmp_path) as brokers, ThreadPoolExecutor(ADMINS) as pool:
+        settings = Settings(bootstrap=",".join(each.bootstrap for each in brokers))
+        admins = [AdminClient(librdkafka_properties(settings)) for _ in range(ADMINS)]
+        admins[0].create_topics([NewTopic("orders", 1, BROKERS)])["orders"].result()
+
+        def are_answered():
+            asked = pool.map(lambda each: describe_topic_ids(each, ["orders"], 5), admins)
+            with suppress(KafkaException):
+                return all(asked)
+
+        eventually(are_answered)
+        # A third of them have chosen it.
+        brokers[0].kill()
+        eventually(are_answered, "an answer to each of the clients", within_s=60)
+
+
+#: A topic created while one of three brokers is away has no replica there. A follower that lags
+#: stays in sync.
+TWO_OF_THREE = {
+    "default.replication.factor": "2",
+    "offsets.topic.replication.factor": "2",
+    "replica.lag.time.max.ms": "120000",
+}
+
+#: How long a fetch of a follower that lags takes, in seconds: longer than a record is tried (10)
+#: and a failed turn rests (11), and shorter than reading back waits (60).
+LAG_S = 50
+
+#: It asks for more than there ever is, so that the leader answers when this time is over.
+LAGS = {
+    "replica.fetch.min.bytes": str(2**30),
+    "replica.fetch.wait.max.ms": str(LAG_S * 1_000),
+    "replica.socket.timeout.ms": str(2 * LAG_S * 1_000),
+}
+
+#: The replicas of each partition of the destination, its leader first.
+FOLLOWED = [[2, 3, 1], [3, 2, 1], [2, 3, 1]]
+
+
+def test_when_a_follower_lags_each_message_comes_once(tmp_path):
+    """Reading back waits for records that lie above the high watermark.
+
+    The first broker is a follower in sync that fetches once in `LAG_S` seconds. It leads nothing,
+    and it has replicas of the destination alone, so that the pipeline commits and keeps its lease.
+    Between two fetches:
+
+    1. The leaders append what the pipeline sends, and do not acknowledge it.
+    2. After 10 s the producers give it up, and the turns and queries fail.
+    3. After another 11 s these are repeated, and read the destination back.
+    4. They send again what they have not found.
+
+    Readers see what was appended in step 1 once the follower has fetched, or has stopped. If step 3
+    does not wait until then, step 4 sends these messages a second time.
+    """
+    with three_brokers(tmp_path, TWO_OF_THREE, LAGS) as brokers, ExitStack() as closed:
+        bootstrap = ",".join(each.bootstrap for each in brokers)
+        follower = brokers[0]
+        follower.stop()
+        live = closed.enter_context(cluster(bootstrap, tmp_path, replication_factor=2))
+        closed.enter_context(running(live, tmp_path))
+        await_first_messages(live)
+        follower.start()
+        topic = followed(live)
+        client = closed.enter_context(Producer(live.settings))
+        inbox = live.inbox_when_there(topic, partitions=len(FOLLOWED))
+        ids = schedule(client, topic, 1_000, over_s=1.5 * LAG_S)
+        client.flush()
+        time.sleep(1.5 * LAG_S)
+        # It has not left the in-sync replicas, and has nothing else.
+        assert partitions_of(live, 1) == {(topic, each) for each in range(len(FOLLOWED))}
+        follower.stop()
+        complete(live, topic, inbox, ids)
+        assert "waiting for replicas" in logs(tmp_path)
+        # A client may have chosen it to delete topics.
+        follower.start()
+
+
+def followed(live):
+    """Create a destination that the first broker follows."""
+    topic = f"to_{uuid.uuid4().hex[:8]}"
+    stamped = {"message.timestamp.type": "LogAppendTime"}
+    wanted = NewTopic(topic, num_partitions=3, replica_assignment=FOLLOWED, config=stamped)
+    live.admin.create_topics([wanted])[topic].result()
+    return topic
+
+
+def partitions_of(live, node):
+    """Return the partitions where the broker, which leads none, is in sync."""
+    topics = live.admin.list_topics(timeout=PATIENCE_S).topics.values()
+    partitions = [(one.topic, each) for one in topics for each in one.partitions.values()]
+    assert all(each.leader != node for _, each in partitions)
+    return {(topic, each.id) for topic, each in partitions if node in each.isrs}

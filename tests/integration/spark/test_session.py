@@ -1,0 +1,41 @@
+"""Default Spark properties, and the options of the JVM."""
+
+import pytest
+
+from duetime.core.settings import Settings
+from duetime.pipeline.class_archive import load_classes
+from duetime.spark.session import default_properties
+
+MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "is_directory"),
+    [
+        ("/var/lib/duetime/checkpoint", True),
+        ("file:///var/lib/duetime/checkpoint", True),
+        ("hdfs://namenode/duetime", False),
+        ("s3a://bucket/duetime", False),
+    ],
+)
+def test_checkpoint_file_manager_is_set_only_for_a_directory(checkpoint, is_directory):
+    found = default_properties(Settings(checkpoint=checkpoint), is_local=True)
+    assert (MANAGER in found) == is_directory
+
+
+def test_spark_knows_what_renames_the_files_of_a_directory(spark):
+    name = default_properties(Settings(), is_local=True)[MANAGER]
+    assert spark.conf.get(MANAGER) == name
+    assert spark._jvm.java.lang.Class.forName(name).getName() == name
+
+
+def test_jvm_out_of_memory_ends(spark):
+    bean = "com.sun.management.HotSpotDiagnosticMXBean"
+    java = spark._jvm.java.lang
+    diagnostic = java.management.ManagementFactory.getPlatformMXBean(java.Class.forName(bean))
+    assert diagnostic.getVMOption("ExitOnOutOfMemoryError").getValue() == "true"
+
+
+def test_steps_of_a_pipeline_load_its_classes_for_the_archive(spark, tmp_path):
+    load_classes(spark, Settings(), tmp_path)
+    assert (tmp_path / "lines" / "some.txt").exists()

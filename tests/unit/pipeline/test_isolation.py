@@ -1,0 +1,108 @@
+"""Which destination failed a sink, and whether a record may have been written."""
+
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka import KafkaError
+
+from duetime.core.setting_types import Cluster
+from duetime.core.settings import Settings
+from duetime.pipeline.delivery.isolation import FailedDestinations, _is_unknown, named_topics
+
+SETTINGS = Settings(clusters={"eu": Cluster(bootstrap="127.0.0.1:1")})
+
+
+class Topics:
+    """The topics of a cluster, and which of them are isolated."""
+
+    def __init__(self, *known):
+        self.known, self.isolated = known, []
+
+    def knows(self, topic):
+        return topic in self.known
+
+    def isolate(self, topic):
+        self.isolated.append(topic)
+
+
+class Rig:
+    """Failed destinations, with the errors of producers that a test sets."""
+
+    def __init__(self):
+        self.errors = {}
+        self.here, self.eu = Topics("orders", "bills", "duetime.lanes"), Topics("orders")
+        self.failed = FailedDestinations(
+            SETTINGS,
+            {None: self.here, "eu": self.eu},
+            SimpleNamespace(errors=lambda: dict(self.errors)),
+        )
+
+    def blame(self, text="", **errors):
+        """By topic, how many records of the producer of windows were not delivered by now."""
+        self.errors |= {("duetime.release-0", topic): count for topic, count in errors.items()}
+        return self.failed.blame(Exception(text))
+
+
+@pytest.fixture
+def rig():
+    return Rig()
+
+
+def test_destination_with_new_errors_is_isolated_and_others_are_not(rig):
+    assert rig.blame(orders=1) == 1
+    assert rig.here.isolated == ["orders"]
+    assert rig.blame(orders=1, bills=2) == 1
+    assert rig.here.isolated == ["orders", "bills"]
+    assert rig.blame() == 0
+
+
+def test_an_outage_of_brokers_isolates_no_destination(rig):
+    assert rig.blame(orders=40, bills=2, **{"duetime.lanes": 7}) == 0
+    assert not rig.here.isolated
+    # What is refused after it is blamed all the same.
+    assert rig.blame(orders=41) == 1
+    assert rig.here.isolated == ["orders"]
+
+
+def test_destination_that_an_error_names_is_isolated_if_it_is_known(rig):
+    text = "Topic {} not present in metadata after 60000 ms."
+    assert rig.blame(text.format("orders")) == 1
+    assert rig.blame(text.format("gone")) == 0
+    assert rig.here.isolated == ["orders"]
+
+
+def test_destination_on_another_cluster_is_isolated_there(rig):
+    client = next(iter(rig.failed._clusters)) + "outbox"
+    rig.errors[client, "orders"] = 1
+    assert rig.failed.blame(Exception()) == 1
+    assert (rig.here.isolated, rig.eu.isolated) == ([], ["orders"])
+
+
+@pytest.mark.parametrize(
+    ("error", "topics"),
+    [
+        ("Expiring 12 record(s) for a.b_c-d-3:10000 ms has passed since batch creation", "a.b_c-d"),
+        ("Topic orders not present in metadata after 60000 ms.", "orders"),
+        ("Not authorized to access topics: [orders]", "orders"),
+        ("The request timed out.", None),
+    ],
+)
+def test_topics_are_found_in_the_texts_of_errors(error, topics):
+    assert named_topics(error) == ({topics} if topics else set())
+
+
+@pytest.mark.parametrize(
+    ("code", "is_unknown"),
+    [
+        (KafkaError.INVALID_RECORD, False),
+        (KafkaError.INVALID_TIMESTAMP, False),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, False),
+        (KafkaError._UNKNOWN_TOPIC, False),
+        (KafkaError.REQUEST_TIMED_OUT, True),
+        (KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, True),
+        (KafkaError._MSG_TIMED_OUT, True),
+        (KafkaError._TRANSPORT, True),
+    ],
+)
+def test_record_without_an_answer_may_have_been_written(code, is_unknown):
+    assert _is_unknown(KafkaError(code)) is is_unknown

@@ -1,0 +1,137 @@
+"""Query supervisor: metrics before the first failure, and restarts."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import REGISTRY
+from tests.support.clocks import eventually
+
+from duetime.client.status import RUNS
+from duetime.pipeline.query_supervisor import MAX_QUICK_RESTARTS, QuerySupervisor
+
+#: What happens to queries that never fail.
+LIFE = {"refresh": lambda: None, "given_up": lambda _: 0, "blame": lambda _: 0}
+
+
+def test_query_that_has_not_failed_is_published_with_0_failures():
+    QuerySupervisor({"never-failed": lambda: None}, **LIFE)
+    told = REGISTRY.get_sample_value("duetime_query_failures_total", {"query": "never-failed"})
+    assert told == 0
+
+
+class Query:
+    """A streaming query that runs until it is stopped."""
+
+    name = "intake"
+
+    def __init__(self, steps):
+        self._steps = steps
+        steps.append("begun")
+
+    def exception(self):
+        return None
+
+    def stop(self):
+        self._steps.append("stopped")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "again"),
+    [
+        ({"in": 1}, {"in": 4}, True),
+        ({"in": 1, "other": 2}, {"in": 1, "other": 3}, True),
+        ({"in": 4}, {"in": 4}, False),
+        # Unknown for a moment, and a topic that was created again with fewer.
+        ({"in": 4}, {}, False),
+        ({"in": 4}, {"in": 1}, False),
+        ({}, {"in": 4}, False),
+    ],
+)
+def test_query_restarts_when_a_topic_has_more_partitions(before, after, again):
+    steps, now = [], dict(before)
+    queries = QuerySupervisor(
+        {"intake": lambda: Query(steps)},
+        **LIFE,
+        partitions=lambda _: dict(now),
+        drain=lambda _: steps.append("drained"),
+    )
+    queries.start(lambda *_: None, lambda: True)
+    now.clear()
+    now.update(after)
+    visited = []
+    queries.supervise(lambda *_: visited.append(1))
+    assert eventually(lambda: queries.status() == {"intake": RUNS})
+    assert steps == (["begun", "stopped", "drained", "begun"] if again else ["begun"])
+    assert visited == ([] if again else [1])
+    # Once for each that is added.
+    queries.supervise(lambda *_: visited.append(1))
+    assert visited
+    queries.stop()
+
+
+def test_query_restarts_when_its_topic_was_created_again(caplog):
+    stopped, visited, moved = [], [], {}
+    query = SimpleNamespace(exception=lambda: None, stop=lambda: stopped.append(True))
+    begun = []
+    queries = QuerySupervisor(
+        {"moved": lambda: begun.append(True) or query, "other": lambda: query},
+        **LIFE,
+        recreated_topics=lambda: moved,
+    )
+    queries.start(lambda *_: None, lambda: True)
+    moved["moved"] = "orders"
+    queries.supervise(lambda name, _: visited.append(name))
+    assert stopped == [True]
+    assert visited == ["other"]
+    assert "failed 1 times" in queries.status()["moved"]
+    assert "topic orders was created again while it was read" in caplog.text
+    moved.clear()
+    (running,) = (each for each in queries._queries if each.name == "moved")
+    running.restart_s = 0.0
+    queries.supervise(lambda *_: None)
+    running.starting.result()
+    assert len(begun) == 2
+    queries.stop()
+
+
+class Failing:
+    """Starts a query that has failed each time, of which a destination may be the cause."""
+
+    def __init__(self, blamed, error):
+        self.error, self.begun = error, 0
+        self.queries = QuerySupervisor({"lanes": self.start}, **LIFE | {"blame": lambda _: blamed})
+        self.queries.start(lambda *_: None, lambda: True)
+
+    def start(self):
+        self.begun += 1
+        return SimpleNamespace(exception=lambda: self.error, stop=lambda: None)
+
+    def restarts(self):
+        """Return how often it is started again without a rest."""
+        (query,) = self.queries._queries
+        while query.restart_s is None or query.restart_s <= time.monotonic():
+            self.queries.supervise(lambda *_: None)
+            query.starting.result()
+        self.queries.stop()
+        return self.begun - 1
+
+
+@pytest.mark.parametrize(
+    ("blamed", "error", "restarts"),
+    [
+        (1, "org.apache.kafka.common.errors.InvalidTimestampException", MAX_QUICK_RESTARTS),
+        # It may be written later: what restarts now would not find it.
+        (1, "TimeoutException: Expiring 3 record(s) for orders-0:10000 ms has passed", 0),
+        (0, "nobody knows why", 0),
+    ],
+)
+def test_query_rests_unless_a_destination_has_refused_a_record(blamed, error, restarts):
+    assert Failing(blamed, Exception(error)).restarts() == restarts
+
+
+def test_query_rests_after_records_were_given_up():
+    """Whether they were refused or not answered is not known."""
+    query = Failing(1, None)
+    query.queries._given_up = lambda _: 1
+    assert query.restarts() == 0
