@@ -210,10 +210,13 @@ QUEUES = {
 
 #: A destination whose messages are tried once more than others.
 STUBBORN = f"to_{uuid.uuid4().hex[:8]}"
+#: One whose messages are tried until what they wait for is there, on a busy machine too.
+GROWING = f"to_{uuid.uuid4().hex[:8]}"
 #: And one whose messages wait for it in the wheel.
 LONG_WAITED = f"to_{uuid.uuid4().hex[:8]}"
 RETRY_TOPICS = {
     STUBBORN: {"attempts": 3, "backoff_ms": 1_000},
+    GROWING: {"attempts": 10, "backoff_ms": 500},
     LONG_WAITED: {"attempts": 2, "backoff_ms": 60_000},
 }
 

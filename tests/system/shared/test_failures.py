@@ -9,6 +9,7 @@ from confluent_kafka.admin import NewPartitions
 from tests.support.api import RunningServer, alike
 from tests.support.clocks import eventually
 from tests.support.live import (
+    GROWING,
     LATE_MS,
     LONG_WAITED,
     PATIENCE_S,
@@ -128,7 +129,7 @@ def test_a_record_larger_than_the_destination_takes_is_a_dead_letter(live, sende
 
 @pytest.mark.slow
 def test_a_partition_that_is_added_in_time_gets_its_message(live, sender):
-    topic = live.topic()
+    (topic,) = live.create([GROWING])
     sent = sender.produce(topic, "x", headers=dict(TRACE), partition=1, in_=timedelta(0))
     live.admin.create_partitions([NewPartitions(topic, 2)])[topic].result()
 
