@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from types import MappingProxyType
 
 import pytest
+from tests.support.local_redis import LocalRedis
 
 from duetime.core.errors import SetupError
 from duetime.core.settings import Settings
 from duetime.local.broker import LocalBroker
 from duetime.local.jars import pipeline_jars
 from duetime.local.process import HOST
-from duetime.local.redis import LocalRedis
 from duetime.spark.session import spark_session
 
 #: A row of Spark's Kafka source.

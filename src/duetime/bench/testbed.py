@@ -7,6 +7,7 @@ reads during the run.
 """
 
 import math
+import os
 import secrets
 import signal
 import statistics
@@ -24,7 +25,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, Message
 from confluent_kafka.admin import AdminClient
 
 from duetime.core.clock import SystemClock
-from duetime.core.errors import ConfigError, KafkaError
+from duetime.core.errors import ConfigError, KafkaError, SetupError
 from duetime.core.messages import DUE_AT_MS, DUE_ID
 from duetime.core.settings import Settings, load_settings
 from duetime.core.threads import PeriodicThread, wait_until
@@ -34,6 +35,7 @@ from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import OffsetRange, Offsets
 from duetime.kafka.range_reader import RangeReader, fetched, headers_of
 from duetime.local.broker import LocalBroker
+from duetime.local.process import HOST, GuardedProcess, free_port
 
 #: A benchmark's result: figures by name, as `--json` shows them.
 Figures = dict[str, Any]
@@ -78,10 +80,7 @@ def open_testbed(
     """
     with scratch() as directory, ExitStack() as stack:
         if others.get("store") == "redis":
-            # Not at the top: the Redis client is an optional dependency.
-            from duetime.local.redis import LocalRedis  # noqa: PLC0415
-
-            others["store"] = stack.enter_context(LocalRedis(directory / "redis")).url
+            others["store"] = stack.enter_context(_temporary_redis(directory))
         if has_other_cluster:
             other = stack.enter_context(LocalBroker(directory / "other"))
             others["clusters"] = {OTHER: {"bootstrap": other.bootstrap}}
@@ -112,6 +111,29 @@ def scratch() -> Iterator[Path]:
             yield Path(directory)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _temporary_redis(directory: Path) -> Iterator[str]:
+    """Run a Redis server with an append-only file; yield its URL. Raises SetupError."""
+    # Not at the top: the Redis client is an optional dependency.
+    from redis import Redis, RedisError  # noqa: PLC0415
+    from redis.backoff import ConstantBackoff  # noqa: PLC0415
+    from redis.retry import Retry  # noqa: PLC0415
+
+    port, log = free_port(), directory / "redis.log"
+    url, options = f"redis://{HOST}:{port}/0", f"--bind {HOST} --port {port} --appendonly yes"
+    command = ["redis-server", *options.split(), "--save", ""]
+    with ExitStack() as stack:
+        try:
+            server = GuardedProcess.start(command, cwd=directory, env=os.environ, output=log)
+            stack.callback(server.stop)
+            with Redis.from_url(url, retry=Retry(ConstantBackoff(0.1), 100)) as client:
+                client.ping()
+        except (FileNotFoundError, RedisError) as error:
+            advice = "is it installed (Debian: apt install redis-server)?"
+            raise SetupError(f"redis-server does not start ({error}): {advice}") from error
+        yield url
 
 
 def _clean_up(settings: Settings) -> None:

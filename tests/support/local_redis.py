@@ -1,13 +1,7 @@
-"""A Redis server on this machine's loopback interface, for tests and benchmarks.
-
-Started again on the same directory, it has the same data: it keeps an append-only file. It ends if
-the program that started it dies.
-"""
+"""A Redis server as a child process. Started again on its directory, it has the same data."""
 
 import os
 import shutil
-from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from redis import Redis
@@ -21,31 +15,23 @@ START_TIMEOUT_S = 60
 
 
 class LocalRedis(LocalServer):
-    """A server on `data_dir`, on a free port that stays the same.
+    """On a free port that stays the same. `properties` of redis.conf replace ours."""
 
-    `properties` of redis.conf replace ours.
-    """
-
-    def __init__(
-        self, data_dir: Path, properties: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, data_dir, properties=MappingProxyType({})):
         super().__init__()
         self._directory = data_dir
         ours = {"bind": HOST, "appendonly": "yes", "save": "", "daemonize": "no"}
         self._properties = {**ours, **properties, "port": str(self._port), "dir": str(data_dir)}
 
     @property
-    def url(self) -> str:
+    def url(self):
         """The value of the setting `store`."""
         return f"redis://{HOST}:{self._port}/0"
 
-    def start(self) -> None:
-        """Start the server and wait until it answers. Raises SetupError."""
+    def start(self):
         program = shutil.which("redis-server")
         if program is None:
-            raise SetupError(
-                "redis-server is missing: install it (Debian: apt install redis-server)"
-            )
+            raise SetupError("redis-server is missing (Debian: apt install redis-server)")
         self._directory.mkdir(parents=True, exist_ok=True)
         options = [
             part for name, value in self._properties.items() for part in (f"--{name}", value)
@@ -62,8 +48,8 @@ class LocalRedis(LocalServer):
                 raise SetupError(f"redis-server {ended}: its log is {log}")
 
 
-def _answers(client: "Redis") -> bool:
+def _answers(client):
     try:
-        return bool(client.ping())
+        return client.ping()
     except RedisError:
         return False
