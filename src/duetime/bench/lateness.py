@@ -53,7 +53,7 @@ from duetime.core.errors import DuetimeError, KafkaError
 from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
 from duetime.core.threads import wait_until
-from duetime.core.topics import TopicNames
+from duetime.core.topics import DAY_MS, HOUR_MS, TopicNames
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import Offsets
 from duetime.kafka.range_reader import RangeReader
@@ -70,9 +70,6 @@ from duetime.stores.slot_index import IndexReader
 #: How long the pipeline may take to discover a new destination, and how long to wait for messages
 #: after the last due time, in seconds.
 DISCOVERY_S, GRACE_S = 3.0, 30.0
-
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyspark
 
 from duetime.bench.chaos import children, duetime_process
-from duetime.bench.lateness import HOUR_MS, deliver, deliver_before, pending_load
+from duetime.bench.lateness import deliver, deliver_before, pending_load
 from duetime.bench.loadgen import LoadPlan, run_load
 from duetime.bench.testbed import (
     DEFECTS,
@@ -30,7 +30,7 @@ from duetime.core.clock import SystemClock
 from duetime.core.errors import DuetimeError
 from duetime.core.settings import Settings
 from duetime.core.threads import wait_until
-from duetime.core.topics import TopicNames
+from duetime.core.topics import DAY_MS, TopicNames
 from duetime.local.process import HOST, GuardedProcess, free_port
 
 #: Where Spark's programs are.
@@ -101,7 +101,7 @@ def _take_in(settings: Settings, messages: int) -> int:
     names = TopicNames(settings)
     wheel = Appends(settings, [names.wheel(level) for level in range(settings.wheel_levels)])
     topics = tuple(create_destinations(settings, ["later"]))
-    delay_ms = (12 * HOUR_MS, 24 * HOUR_MS)
+    delay_ms = (DAY_MS // 2, DAY_MS)
     run_load(settings, LoadPlan(messages=messages, delay_ms=delay_ms, destinations=topics))
     wheel.wait_for(messages, BURST_TIMEOUT_S)
     return round(messages / wheel.seconds(from_first=True))

@@ -13,8 +13,8 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from duetime.core.clock import SystemClock
 from duetime.core.errors import KafkaError
 from duetime.core.settings import Settings
 from duetime.core.timer_wheel import Slot, Wheel
-from duetime.core.topics import TopicNames
+from duetime.core.topics import DAY_MS, TopicNames
 from duetime.dataframes import BULK_OPTIONS, schedule
 from duetime.kafka.offsets import OffsetRange
 from duetime.local.jars import pipeline_jars
@@ -69,19 +69,13 @@ WARM_MESSAGES = 200_000
 #: Rounds that warm the session up: Spark's pace doubles from the first release to the fourth.
 CATCHUP_WARM_ROUNDS, INTAKE_WARM_ROUNDS = 4, 3
 
-DAY_S = 86_400
-YEAR_MS = 365 * DAY_S * 1_000
+YEAR_MS = 365 * DAY_MS
 
 
-@contextmanager
-def session(settings: Settings) -> Iterator[SparkSession]:
-    """Spark with the pipeline's settings, and no query in it."""
+def session(settings: Settings) -> SparkSession:
+    """Start Spark with the pipeline's settings, and no query; it stops with its `with` block."""
     progress("starting Spark ...")
-    spark = spark_session(settings, pipeline_jars())
-    try:
-        yield spark
-    finally:
-        spark.stop()
+    return spark_session(settings, pipeline_jars())
 
 
 def _ratio(messages: int, seconds: float, copy_seconds: float) -> Figures:
@@ -179,7 +173,7 @@ def intake(settings: Settings, messages: int, value_bytes: int, runs: int) -> li
     plan = LoadPlan(
         messages=messages,
         # Some twenty slots.
-        delay_ms=(DAY_S * 1_000, 2 * DAY_S * 1_000),
+        delay_ms=(DAY_MS, 2 * DAY_MS),
         destinations=(destination(settings, "out"),),
         value_bytes=value_bytes,
         shape="airtel",
@@ -254,7 +248,8 @@ def bulk(settings: Settings, rows: int, value_bytes: int) -> Figures:
 
 def _bulk_rows(spark: SparkSession, count: int, value_bytes: int) -> DataFrame:
     # Due from tomorrow on, over a day.
-    due = F.current_timestamp() + F.make_dt_interval(secs=DAY_S + F.col("id") % DAY_S)
+    day_s = DAY_MS // 1_000
+    due = F.current_timestamp() + F.make_dt_interval(secs=day_s + F.col("id") % day_s)
     value = F.rpad(F.col("id").cast("string"), value_bytes, "x")
     numbers = spark.range(0, count, 1, PARTITIONS)
     return numbers.select(due.alias("at"), F.lit("k").alias("key"), value.alias("value"))
