@@ -308,55 +308,51 @@ def work(settings: Settings, task: Task) -> tuple[int, int]:
 
     Works until each is acknowledged, or none is for `task.idle_s` seconds.
     """
-    acknowledged, before = set[int](), -1
+    deliveries, acknowledged, before = list[tuple[float, int]](), set[int](), -1
     (topic,), timeout = task.load.destinations, timedelta(milliseconds=task.timeout_ms)
-    with Queue(topic, group="workers", settings=settings, timeout=timeout, prefetch=BATCH) as queue:
 
-        def close_if_idle() -> None:
-            nonlocal before
-            if len(acknowledged) == before:
-                queue.close()
-            before = len(acknowledged)
+    def close_if_idle() -> None:
+        nonlocal before
+        if len(acknowledged) == before:
+            jobs.close()
+        before = len(acknowledged)
 
-        def first_deliveries() -> Iterator[tuple[float, int]]:
-            for message in queue:
-                if message.attempt == 1:
-                    yield time.monotonic(), 1
-                number = int(message.value or b"")
-                if message.attempt > 1 or not is_dropped(number, task.drop_every):
-                    message.ack()
-                    acknowledged.add(number)
-                if len(acknowledged) == task.load.messages:
-                    return
-
-        with PeriodicThread("idle check", task.idle_s, close_if_idle):
-            return pace(first_deliveries()), len(acknowledged)
+    with (
+        Queue(topic, group="workers", settings=settings, timeout=timeout, prefetch=BATCH) as jobs,
+        PeriodicThread("idle check", task.idle_s, close_if_idle),
+    ):
+        for message in jobs:
+            if message.attempt == 1:
+                deliveries.append((time.monotonic(), 1))
+            number = int(message.value or b"")
+            if message.attempt > 1 or not is_dropped(number, task.drop_every):
+                message.ack()
+                acknowledged.add(number)
+            if len(acknowledged) == task.load.messages:
+                break
+    return pace(deliveries), len(acknowledged)
 
 
 def read_raw(settings: Settings, load: LoadPlan) -> int:
     """Return the messages a second of a consumer that writes no markers and commits rarely."""
     group = {"group.id": "raw", "auto.offset.reset": "earliest"}
-    consumer = Consumer(librdkafka_properties(settings) | group)
+    consumer, batches = Consumer(librdkafka_properties(settings) | group), list[tuple[float, int]]()
     consumer.subscribe(list(load.destinations))
-
-    def batches() -> Iterator[tuple[float, int]]:
-        left = load.messages
-        while left > 0 and (found := consumer.consume(BATCH, RAW_TIMEOUT_S)):
-            count = sum(not each.error() for each in found)
-            left -= count
-            yield time.monotonic(), count
-
-    per_s = pace(batches())
+    left = load.messages
+    while left > 0 and (found := consumer.consume(BATCH, RAW_TIMEOUT_S)):
+        count = sum(not each.error() for each in found)
+        left -= count
+        batches.append((time.monotonic(), count))
     leave(consumer)
-    return per_s
+    return pace(batches)
 
 
-def pace(arrivals: Iterable[tuple[float, int]]) -> int:
+def pace(arrivals: Sequence[tuple[float, int]]) -> int:
     """Return the messages a second from the first arrival to the last, as instants and counts."""
-    first_s, last_s, messages = 0.0, 0.0, 0
-    for last_s, together in arrivals:
-        first_s, messages = first_s or last_s, messages + together
-    return round(messages / max(last_s - first_s, 0.001))
+    if not arrivals:
+        return 0
+    seconds = arrivals[-1][0] - arrivals[0][0]
+    return round(sum(together for _, together in arrivals) / max(seconds, 0.001))
 
 
 #: Concurrent requests: with half as many the server waits for Kafka's acknowledgements. And the

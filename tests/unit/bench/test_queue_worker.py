@@ -42,7 +42,7 @@ def test_redelivery_of_an_acknowledged_message_is_wrong(again, wanted):
 
 
 def test_the_pace_is_from_the_first_message_to_the_last():
-    assert pace((10 + number / 50, 1) for number in range(1, 101)) == 51
+    assert pace([(10 + number / 50, 1) for number in range(1, 101)]) == 51
     assert pace([(10, 50), (12, 50)]) == 50
     assert pace([]) == 0
 
