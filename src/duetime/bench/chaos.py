@@ -1,7 +1,7 @@
 """Kill processes under load, and count in the end what is in the destination.
 
 crash     kill the pipeline at random moments, also while it starts and recovers; or the broker
-failover  kill or stop the leader of two pipelines, and measure how soon the standby delivers
+failover  kill, stop or cut off the leader of two pipelines, and measure how soon the other delivers
 
 Each pipeline is a `duetime run` in a process of its own.
 """
@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from statistics import median
@@ -41,6 +41,8 @@ from duetime.core.settings import Settings
 from duetime.core.threads import wait_until
 from duetime.kafka.heartbeats import MemberReader
 from duetime.local.broker import LocalBroker
+from duetime.local.process import HOST, free_port
+from duetime.local.proxy import Proxy
 
 #: Delays of the load in ms: due at once, through lanes, and through the wheel.
 DELAY_MS = (0, 30_000)
@@ -128,37 +130,99 @@ def recoveries(waits: Iterable[Wait]) -> Iterator[float]:
             waited_s = 0.0
 
 
-def failover(settings: Settings, *, times: int, rate: float, pause: str) -> Figures:
-    """Kill the leader `times` times; or stop it for `pause`, unless that is 0.
+def failover(kafka: str | None, *, times: int, rate: float, pause: str, cut: str) -> Figures:
+    """Kill the leader `times` times; or stop it for `pause`, or cut it off for `cut`, unless 0.
 
-    A stopped leader is a machine that hangs. A killed one is started again as the next standby.
+    A stopped leader is a machine that hangs. One that is cut off reaches no broker, and works on.
+    A killed one is started again as the next standby.
     """
-    pause_s, takeovers_s = parse_duration(pause) / 1_000, list[float]()
-    warm = settings.model_copy(update={"warm_up_seconds": WARM_UP_S})
-    seconds = (times + 1) * (FAILOVER_S + pause_s)
-    with ExitStack() as pipelines:
-        pipelines.enter_context(duetime_process(warm))
-        pipelines.enter_context(duetime_process(warm))
+    pause_s, cut_s = parse_duration(pause) / 1_000, parse_duration(cut) / 1_000
+    if cut_s and (kafka or pause_s):
+        raise typer.BadParameter("--cut is for a temporary broker, and not together with --pause")
+    takeovers_s = list[float]()
+    seconds = (times + 1) * (FAILOVER_S + pause_s + cut_s)
+    with ExitStack() as stack:
+        broker, proxies = stack.enter_context(_proxied_broker(2)) if cut_s else (None, [])
+        settings = stack.enter_context(open_testbed(kafka, broker=broker))
+        pipelines = _Pipelines(stack, settings, proxies, is_paused=bool(pause_s))
         _leader_pid(settings)
-        arrived, count = pipelines.enter_context(_load(settings, "failover", rate, seconds))
+        arrived, count = stack.enter_context(_load(settings, "failover", rate, seconds))
         for number in range(1, times + 1):
             leader = _leader_pid(settings)
             # By then, work that pipelines repeat every few seconds has begun.
             time.sleep(QUIET_S)
             _require_arrival(arrived)
-            send_signal(leader, signal.SIGSTOP if pause_s else signal.SIGKILL)
-            stopped_s = time.monotonic()
+            pipelines.begin_outage(leader)
+            begun_s = time.monotonic()
             time.sleep(IN_FLIGHT_S)
             _require_arrival(arrived)
-            takeovers_s.append(time.monotonic() - stopped_s)
+            takeovers_s.append(time.monotonic() - begun_s)
             progress(f"takeover {number} of {times} after {takeovers_s[-1]:.1f} s")
-            if pause_s:
-                time.sleep(max(0.0, stopped_s + pause_s - time.monotonic()))
-                send_signal(leader, signal.SIGCONT)
-            else:
-                pipelines.enter_context(duetime_process(warm))
+            time.sleep(max(0.0, begun_s + pause_s + cut_s - time.monotonic()))
+            pipelines.end_outage(leader)
         counts = count()
     return {"times": times, **counts, **_spread("takeover_s", takeovers_s)}
+
+
+class _Pipelines:
+    """Two pipelines, and the outages of the one that leads."""
+
+    def __init__(
+        self, stack: ExitStack, settings: Settings, proxies: Sequence[Proxy], *, is_paused: bool
+    ) -> None:
+        """Each connects by a proxy of its own, if there are any. `stack` ends them."""
+        self._stack, self._is_paused = stack, is_paused
+        self._settings = settings.model_copy(update={"warm_up_seconds": WARM_UP_S})
+        self._proxies = {self._start(f"{HOST}:{each.port}"): each for each in proxies}
+        if not proxies:
+            self._start(settings.bootstrap)
+            self._start(settings.bootstrap)
+
+    def begin_outage(self, leader: int) -> None:
+        """Cut off, stop or kill the leader of this process id."""
+        if leader in self._proxies:
+            self._proxies[leader].cut()
+        else:
+            send_signal(leader, signal.SIGSTOP if self._is_paused else signal.SIGKILL)
+
+    def end_outage(self, leader: int) -> None:
+        """Let it go on, or start another in place of a killed one."""
+        if leader in self._proxies:
+            self._proxies[leader].heal()
+        elif self._is_paused:
+            send_signal(leader, signal.SIGCONT)
+        else:
+            self._start(self._settings.bootstrap)
+
+    def _start(self, bootstrap: str) -> int:
+        own = self._settings.model_copy(update={"bootstrap": bootstrap})
+        return self._stack.enter_context(duetime_process(own)).pid
+
+
+@contextmanager
+def _proxied_broker(clients: int) -> Iterator[tuple[LocalBroker, list[Proxy]]]:
+    """Start a broker, and for each of the clients a proxy to a listener of its own."""
+    ports = {name: free_port() for name in ("PLAINTEXT", "CONTROLLER")}
+    with scratch() as directory, ExitStack() as stack:
+        listeners, proxies = dict(ports), list[Proxy]()
+        for number in range(clients):
+            name = f"CLIENT{number}"
+            listeners[name] = free_port()
+            proxies.append(stack.enter_context(Proxy(listeners[name])))
+        advertised = {"PLAINTEXT": ports["PLAINTEXT"]}
+        advertised |= {f"CLIENT{number}": each.port for number, each in enumerate(proxies)}
+        properties = {
+            "controller.quorum.voters": f"1@{HOST}:{ports['CONTROLLER']}",
+            "listeners": _addresses(listeners),
+            "advertised.listeners": _addresses(advertised),
+            "listener.security.protocol.map": ",".join(f"{each}:PLAINTEXT" for each in listeners),
+        }
+        broker = LocalBroker(directory, ports["PLAINTEXT"], BROKER | properties)
+        yield stack.enter_context(broker), proxies
+
+
+def _addresses(ports: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://{HOST}:{port}" for name, port in ports.items())
 
 
 def _leader_pid(settings: Settings) -> int:

@@ -34,6 +34,7 @@ def _option(kind: Any, text: str, *names: str, **others: Any) -> Any:  # noqa: A
 OPTIONS = {
     "backlog": _option(int, "Pending messages in the wheel meanwhile.", min=0),
     "broker": _option(bool, "Kill the temporary broker, not the pipeline.", "--broker"),
+    "cut": _option(str, "Cut the leader off from the broker for this long, such as 20s."),
     "delay": _option(str, "Shortest and longest delay, such as 5s..30s."),
     "destinations": _option(int, "Topics to deliver to.", min=1),
     "drop": _option(float, "Share of messages that the worker drops.", min=0, max=1),
@@ -95,8 +96,8 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"kills": 20, "rate": 2_000, "life": "5s..60s", "broker": False, "backlog": 0},
     ),
     "chaos.failover": (
-        "Measure how soon a standby delivers when the leading pipeline is killed or hangs.",
-        {"times": 5, "rate": 500, "pause": "0s"},
+        "Measure how soon a standby delivers when the leader is killed, hangs or is cut off.",
+        {"times": 5, "rate": 500, "pause": "0s", "cut": "0s"},
     ),
     "scale.scale": (
         "Measure CPU time, lateness and pace on Spark clusters of more and more workers.",
