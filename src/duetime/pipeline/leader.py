@@ -1,7 +1,7 @@
 """Leader: everything that runs while this process leads, for one term.
 
-    watchdog -> stores -> transactional delivery -> queries built -> background services
-             -> overdue messages released -> schedulers -> queries -> probes
+    watchdog -> stores -> transactional delivery -> overdue messages released -> queries built
+             -> background services -> schedulers -> queries -> probes
 
 That is the order of a start; a stop is its reverse. Overdue messages go first, because a JVM that
 has just been started does one thing well.
@@ -119,15 +119,15 @@ class Leader:
             stores = self._open_stores()
             self._start([self._transactional_delivery()])
             self._schedulers = [self._scheduler(each) for each in stores]
+            for scheduler in self._schedulers:
+                self._to_stop.callback(scheduler.stop)
+            from_ms = context.clock.now_ms()
+            jobs = [self._release_overdue(each) for each in self._schedulers]
             self._queries = self._build_queries(self._on_expirations(stores[-1]))
             # Queries that start while all are stopped set it, too.
             self._to_stop.callback(RECOVERY_SECONDS.clear)
             self._to_stop.callback(self._queries.stop)
-            for scheduler in self._schedulers:
-                self._to_stop.callback(scheduler.stop)
             self._start(self._background_services())
-            from_ms = context.clock.now_ms()
-            jobs = [self._release_overdue(each) for each in self._schedulers]
             wait([job for of_store in jobs for job in of_store[:1]], timeout=overdue_first_s)
             for scheduler in self._schedulers:
                 scheduler.start(from_ms)

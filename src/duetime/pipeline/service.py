@@ -33,8 +33,8 @@ from duetime.stores.wheel_store import DeletionGuard
 
 log = logging.getLogger(__name__)
 
-#: Interval of checks whether this process leads, in seconds.
-ELECTION_INTERVAL_S = 0.2
+#: Interval of checks whether this process leads, in seconds: a part of each takeover.
+ELECTION_INTERVAL_S = 0.05
 
 #: Interval of checks of the queries, in seconds.
 QUERIES_INTERVAL_S = 1.0
@@ -49,9 +49,10 @@ REJECTIONS_INTERVAL_S = 10.0
 #: many more for each further shard of a slot: windows overlap, for some 3 s.
 OTHER_TASKS, SHARD_TASKS = 14, 4
 
-#: How long messages that are overdue at start have Spark to themselves, in seconds: a JVM that has
-#: just been started does one thing well.
-OVERDUE_FIRST_S = 20.0
+#: How long overdue messages have Spark to themselves, in seconds. At a start, a JVM that was just
+#: started does one thing well; at a takeover, the recovery of lanes and intake takes all cores (two
+#: of them: the first message came half a second later).
+OVERDUE_FIRST_S, TAKEOVER_FIRST_S = 20.0, 1.0
 
 
 class Pipeline:
@@ -131,7 +132,7 @@ class Pipeline:
         self._to_stop.callback(self._rejections.close)
         self._to_stop.callback(self._step_down)
         if self._election.wait():
-            self._lead(overdue_first_s=OVERDUE_FIRST_S)
+            self._lead(OVERDUE_FIRST_S)
         if self._settings.warm_up_seconds:
             self._warm_up()
         self._warm.set()
@@ -234,13 +235,13 @@ class Pipeline:
         if time.monotonic() < self._lead_s:
             return
         try:
-            self._lead()
+            self._lead(TAKEOVER_FIRST_S)
         except Exception:
             # A start asks much of the brokers, and a missing one is not back at once.
             self._lead_s = time.monotonic() + LEAD_RETRY_S
             raise
 
-    def _lead(self, overdue_first_s: float = 0.0) -> None:
+    def _lead(self, overdue_first_s: float) -> None:
         self._term = self._election.term
         self._plan_for(self._term)
         leader = Leader(self._context)
