@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -161,8 +162,27 @@ def run(  # noqa: PLR0913 (an option each)
             if is_submitted():
                 raise
             log.warning("%s: restarting", error)
+            await_kafka(settings)
             # The same command in a new process image: nothing of this one may go on.
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+
+
+def await_kafka(settings: Settings) -> None:
+    """Wait until Kafka answers. A pipeline that was cut off comes back, and a start gives up soon.
+
+    Raises ConfigError.
+    """
+    is_silent = False
+    while True:
+        try:
+            ensure_reachable(settings)
+        except KafkaError as error:
+            if not is_silent:
+                log.warning("waiting for Kafka: %s", error)
+            is_silent = True
+            time.sleep(CHECK_INTERVAL_S)
+        else:
+            return
 
 
 def api(
