@@ -75,6 +75,9 @@ ENDED_EXECUTOR = re.compile(
     re.DOTALL,
 )
 
+#: Where the plan of a query begins in its error: it has the text of whatever a row may raise.
+PLAN = "=== Streaming Query ==="
+
 #: How long an executor may go on to send after that, in seconds: the rest is for requests on their
 #: way to the broker.
 END_S = LEASE_S + 0.5
@@ -254,7 +257,7 @@ class ExecutorLink:
 
 def is_executor_ended(error: BaseException) -> bool:
     """Return whether a job has failed since an executor ended: what that one sent is decided."""
-    return ENDED_EXECUTOR.search(str(error)) is not None
+    return ENDED_EXECUTOR.search(str(error).partition(PLAN)[0]) is not None
 
 
 def task_jvms(spark: SparkSession, settings: Settings) -> TaskJvms:

@@ -17,7 +17,7 @@ from duetime.spark.executors import (
     Published,
     is_executor_ended,
 )
-from duetime.spark.session import DEFAULT_LEASE, ENDED, HELD
+from duetime.spark.session import DEFAULT_LEASE, ENDED, HELD, STARTED_BEFORE
 from duetime.spark.task_jvms import bean
 
 #: How far the executor's monotonic clock is ahead, in seconds.
@@ -227,3 +227,15 @@ def test_executor_that_is_only_silent_has_not_ended(reason, has_ended):
         f"running tasks) Reason: {reason}"
     )
     assert is_executor_ended(RuntimeError(text)) == has_ended
+
+
+def test_the_plan_of_a_query_that_failed_says_nothing_of_executors():
+    """It has the error that a repeated task would raise."""
+    text = (
+        "Job aborted due to stage failure: Task 4 in stage 2.0 failed 1 times, most recent failure:"
+        " Lost task 4.0 in stage 2.0 (TID 6) (host executor driver): TimeoutException: Expiring 1 "
+        "record(s)\n=== Streaming Query ===\nIdentifier: lanes\nLogical Plan:\n"
+        f"Filter CASE WHEN (attempt = 0) THEN held ELSE raise_error({STARTED_BEFORE}: the pipeline "
+    )
+    assert not is_executor_ended(RuntimeError(text))
+    assert is_executor_ended(RuntimeError(f"[USER_RAISED_EXCEPTION] {STARTED_BEFORE}\n{text}"))
