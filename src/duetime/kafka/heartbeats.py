@@ -181,7 +181,7 @@ def _fencing_producer(settings: Settings) -> Producer:
     """Return a producer that has fenced off all that were before it. Raises KafkaException.
 
     Where the last one left a transaction open, the coordinator aborts that first, within
-    milliseconds. A client that was told to wait asks again half a second later; a new one at once.
+    milliseconds. A client asks again half a second later, and a new client at once.
     """
     topic, _ = leader_partition(settings)
     properties = librdkafka_properties(settings) | {"transactional.id": topic, "linger.ms": 0}

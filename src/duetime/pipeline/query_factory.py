@@ -40,6 +40,7 @@ from duetime.pipeline.intake.query import Intake, intake_recovery
 from duetime.pipeline.intake.starting_point import IntakeStart
 from duetime.pipeline.lanes import lane_recovery, lane_rows
 from duetime.pipeline.recovery.checkpoint import Checkpoints
+from duetime.pipeline.recovery.progress import ProgressKeeper, is_ahead
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.redelivery.tracker import WakeUpTimer, tracked, tracked_topics
 from duetime.pipeline.retries import retry_handler
@@ -67,16 +68,19 @@ class QueryFactory:
     Holds a connection: close it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the last by name)
         self,
         spark: SparkSession,
         settings: Settings,
         delivery_logs: Mapping[str | None, DeliveryLog],
         destinations: Mapping[str | None, TopicMetadataCache],
+        *,
+        progress: ProgressKeeper,
         clock: Clock,
     ) -> None:
         self._spark, self._settings, self._clock = spark, settings, clock
         self._delivery_logs, self._destinations = delivery_logs, destinations
+        self._progress = progress
         self._names = TopicNames(settings)
         self._offsets = Offsets(settings, self._names.intake_group)
         self._checkpoints = Checkpoints(spark, settings, self._offsets)
@@ -212,13 +216,16 @@ class QueryFactory:
         )
         # Only if there can be anything: it takes seconds.
         if self._delivery_logs[None].has_records(topics):
-            started_s = time.monotonic()
-            batches = read(batch=settings.recovery_batch_records)
+            started_s, ahead = time.monotonic(), is_ahead(self._progress.reached(topics))
+            batches = read(batch=settings.recovery_batch_records).where(ahead)
             process_available(batches, recovery, settings, name)
             taken_s = time.monotonic() - started_s
             RECOVERY_SECONDS.labels(name).set(taken_s)
             log.info("recovered query=%s seconds=%.1f", name, taken_s)
-        return start_real_time(rows(read()), sink or settings, name)
+        records = read()
+        if sink is None:
+            records = self._progress.noted(name, topics, records)
+        return start_real_time(rows(records), sink or settings, name)
 
     def _start_redelivery(self, wake_up: WakeUpTimer) -> StreamingQuery:
         # It imports Arrow, and most pipelines have no queues.
