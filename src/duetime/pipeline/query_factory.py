@@ -206,6 +206,7 @@ class QueryFactory:
         Without a checkpoint it begins at the `starting` offsets.
         """
         settings = self._settings
+        self._progress.end(name)
         read = partial(
             read_stream,
             self._spark,
@@ -222,10 +223,12 @@ class QueryFactory:
             taken_s = time.monotonic() - started_s
             RECOVERY_SECONDS.labels(name).set(taken_s)
             log.info("recovered query=%s seconds=%.1f", name, taken_s)
-        records = read()
-        if sink is None:
-            records = self._progress.noted(name, topics, records)
-        return start_real_time(rows(records), sink or settings, name)
+        # Another cluster's sink has another producer.
+        run = None if sink else self._progress.run(name, self._checkpoints.topic_ids(name))
+        if run is None:
+            return start_real_time(rows(read()), sink or settings, name)
+        records = self._progress.noted(run, read(group_prefix=run.group_prefix))
+        return start_real_time(rows(records), settings, name)
 
     def _start_redelivery(self, wake_up: WakeUpTimer) -> StreamingQuery:
         # It imports Arrow, and most pipelines have no queues.

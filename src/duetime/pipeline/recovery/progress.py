@@ -21,9 +21,11 @@ as empty.
 """
 
 import logging
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import count
 from typing import NamedTuple
@@ -35,7 +37,7 @@ from duetime.core.errors import KafkaError
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
 from duetime.core.topics import TopicNames
-from duetime.kafka.offsets import LogIdentity, Offsets, Partition, belongs
+from duetime.kafka.offsets import LogIdentity, Offsets, Partition, Unreadable, belongs
 from duetime.spark import catalyst
 from duetime.spark.kafka_io import DELIVERY_TIMEOUT_S, client_id
 from duetime.spark.task_jvms import DriverJvm, JvmBeans, PooledProducer
@@ -53,10 +55,8 @@ GROWTHS = 3
 #: measures the delivery timeout by the wall clock.
 CLOCK_STEP_S = 0.5
 
-
-#: Kafka's beans of consumers, the names of those of Spark's streaming queries, and an attribute.
+#: Kafka's beans of consumers, and an attribute.
 CONSUMERS, FETCHES = "kafka.consumer:type=consumer-fetch-manager-metrics", "fetch-total"
-CLIENTS = "consumer-spark-kafka-source-*"
 
 
 class Reading(NamedTuple):
@@ -71,7 +71,7 @@ class Reading(NamedTuple):
     unacknowledged_bytes: int
     #: Records that the producer could not deliver since the run began.
     errors: int
-    #: It is broken, or another has its name.
+    #: It may have dropped what it held, uncounted.
     is_over: bool
 
 
@@ -117,9 +117,9 @@ class RunProducer:
         self._errors = before.errors() if before else 0
 
     def read(self, offsets: Mapping[Partition, int]) -> Reading | None:
-        """Return a reading after these offsets were read; None where none was noted."""
+        """Return a reading after these offsets were read; None where they say nothing."""
         if self._producer is None:
-            # A task opens it for its first row. The run ends before it is closed.
+            # A task opens it for its first row.
             self._producer = self._find() if offsets else None
             if self._producer is None:
                 return None
@@ -129,8 +129,11 @@ class RunProducer:
         clock_s = time.time() - at_s
         sent, held = self._producer.sent(), self._producer.unacknowledged_bytes()
         # These are last, because what they tell of is in no buffer any more.
-        errors = self._producer.errors() - self._errors
-        return Reading(at_s, clock_s, offsets, sent, held, errors, self._producer.is_over())
+        errors, is_over = self._producer.errors() - self._errors, self._producer.is_over()
+        if not sent and not held:
+            # It has dropped its first records, if the broker refused it an id; or there were none.
+            is_over = True
+        return Reading(at_s, clock_s, offsets, sent, held, errors, is_over)
 
 
 class LastRecords:
@@ -170,17 +173,22 @@ class _Pending:
         self.at_s, self.offsets, self.growths = at_s, offsets, 0
 
 
-class _Run(NamedTuple):
-    """A run of a query."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a query, in real time."""
 
+    name: str
+    #: Differs from those of other runs in this process.
     number: str
-    producer: RunProducer
-    progress: RunProgress
-    last_records: LastRecords
-    #: By topic.
+    #: The prefix of its consumers' groups: those of recovery read the same partitions.
+    group_prefix: str
+    #: The topics' ids, which its checkpoint was inspected with.
     topic_ids: Mapping[str, str]
+    producer: RunProducer
+    progress: RunProgress = field(default_factory=RunProgress)
+    last_records: LastRecords = field(default_factory=LastRecords)
     #: The offsets that are committed.
-    committed: dict[Partition, int]
+    committed: dict[Partition, int] = field(default_factory=dict)
 
 
 class ProgressKeeper:
@@ -192,8 +200,9 @@ class ProgressKeeper:
         self._offsets = Offsets(settings, TopicNames(settings).progress_group)
         self._prefix = f"{settings.namespace}.progress/"
         self._numbers = count()
-        #: By query.
-        self._runs: dict[str, _Run] = {}
+        #: By query. Locked from the notes to the commit: a run that has ended commits nothing.
+        self._runs: dict[str, Run] = {}
+        self._lock = threading.Lock()
         self._thread = PeriodicThread("progress", INTERVAL_S, self._step)
 
     def start(self) -> None:
@@ -206,64 +215,88 @@ class ProgressKeeper:
         self._thread.stop()
         self._offsets.close()
 
+    def end(self, name: str) -> None:
+        """End the query's run: what it has given to nobody is recovery's from now on."""
+        with self._lock:
+            self._runs.pop(name, None)
+
     def reached(self, topics: Sequence[str]) -> dict[Partition, int]:
-        """Return the offsets before which all records have moved on. Raises KafkaError."""
-        partitions = [each for topic in topics for each in self._offsets.readable_partitions(topic)]
-        commits, ids = self._offsets.commits(partitions), self._offsets.topic_ids(topics)
-        ends = self._offsets.ends(commits)
+        """Return the offsets before which all records have moved on; {} if Kafka does not say."""
+        try:
+            partitions = [at for topic in topics for at in self._offsets.readable_partitions(topic)]
+            commits, ids = self._offsets.commits(partitions), self._offsets.topic_ids(topics)
+            ends = self._offsets.ends(commits)
+        except (KafkaError, Unreadable) as error:
+            log.warning("progress is not known, reading back more error=%s", error)
+            return {}
         return {
             place: one.offset
             for place, one in commits.items()
-            if belongs(one, ends[place], ids.get(place[0]))
+            # Another tool's commit has no note.
+            if one.note and belongs(one, ends[place], ids.get(place[0]))
         }
 
-    def noted(self, name: str, topics: Sequence[str], records: DataFrame) -> DataFrame:
-        """Return the records of a run of the query that begins now, which note their offsets."""
+    def run(self, name: str, topic_ids: Mapping[str, str]) -> Run | None:
+        """Begin a run of the query; None where nothing is noted."""
         if self._jvm is None:
-            return records
+            return None
         # A process that leads again finds notes of its earlier terms.
         number = f"{self._settings.term}.{next(self._numbers)}"
-        producer = RunProducer(partial(self._jvm.producer, client_id(self._settings, name)))
-        ids = self._offsets.topic_ids(topics)
-        self._runs[name] = _Run(number, producer, RunProgress(), LastRecords(), ids, {})
-        return records.where(_note(self._prefix + name, number))
+        found = Run(
+            name=name,
+            number=number,
+            group_prefix=f"{self._settings.namespace}.{name}.{number}",
+            topic_ids=topic_ids,
+            producer=RunProducer(partial(self._jvm.producer, client_id(self._settings, name))),
+        )
+        with self._lock:
+            self._runs[name] = found
+        return found
+
+    def noted(self, run: Run, records: DataFrame) -> DataFrame:
+        """Return the records of the run, which note their offsets."""
+        return records.where(_note(self._prefix + run.name, run.number))
 
     def _step(self) -> None:
         if self._jvm is None:
             return
-        runs = dict(self._runs)
-        notes: dict[str, dict[Partition, int]] = {name: {} for name in runs}
-        for place, note in self._jvm.properties(self._prefix).items():
+        with self._lock:
+            notes = self._notes(self._jvm)
+            for name, run in self._runs.items():
+                consumers = SourceConsumers(self._jvm.beans, run.group_prefix)
+                given = run.last_records.add(notes.get(name, {}), consumers.fetches)
+                if reading := run.producer.read(given):
+                    self._commit(run, run.progress.add(reading))
+
+    def _notes(self, jvm: DriverJvm) -> Mapping[str, Mapping[Partition, int]]:
+        notes = defaultdict[str, dict[Partition, int]](dict)
+        for place, note in jvm.properties(self._prefix).items():
             name, topic, partition = place.removeprefix(self._prefix).split("/")
             number, offset = note.split("/")
             # An earlier run of the query has left the others.
-            if name in runs and number == runs[name].number:
+            if name in self._runs and number == self._runs[name].number:
                 notes[name][topic, int(partition)] = int(offset)
-        consumers = SourceConsumers(self._jvm.beans)
-        for name, run in runs.items():
-            given = run.last_records.add(notes[name], consumers.fetches)
-            if reading := run.producer.read(given):
-                self._commit(name, run, run.progress.add(reading))
+        return notes
 
-    def _commit(self, name: str, run: _Run, reached: Mapping[Partition, int]) -> None:
+    def _commit(self, run: Run, reached: Mapping[Partition, int]) -> None:
         changed = {at: offset for at, offset in reached.items() if run.committed.get(at) != offset}
         notes = {at: LogIdentity(topic_id=run.topic_ids.get(at[0])).text() for at in changed}
         try:
             self._offsets.commit(changed, notes)
         except KafkaError as error:
-            log.debug("could not commit progress query=%s error=%s", name, error)
+            log.debug("could not commit progress query=%s error=%s", run.name, error)
         else:
             run.committed.update(changed)
 
 
 class SourceConsumers:
-    """The consumers of streaming queries, each of one partition."""
+    """The consumers of one run, each of one partition."""
 
-    def __init__(self, beans: JvmBeans) -> None:
-        self._beans = beans
+    def __init__(self, beans: JvmBeans, group_prefix: str) -> None:
+        self._beans, self._names = beans, f"consumer-{group_prefix}-*"
 
     def fetches(self, place: Partition) -> int:
-        """Return how many fetches the consumers of a partition have completed."""
+        """Return how many fetches the partition's consumer has completed."""
         return sum(
             int(values.get(FETCHES, 0))
             for client in self._clients[_tag(place[0]), place[1]]
@@ -273,7 +306,7 @@ class SourceConsumers:
     @cached_property
     def _clients(self) -> Mapping[Partition, list[str]]:
         found = defaultdict[Partition, list[str]](list)
-        for keys in self._beans.keys(f"{CONSUMERS},client-id={CLIENTS},topic=*,partition=*"):
+        for keys in self._beans.keys(f"{CONSUMERS},client-id={self._names},topic=*,partition=*"):
             found[_tag(keys["topic"]), int(keys["partition"])].append(keys["client-id"])
         return found
 
