@@ -43,7 +43,6 @@ from duetime.pipeline.monitoring.exporter import MetricsExporter, TransactionWat
 from duetime.pipeline.monitoring.synthetic_messages import ProberSet
 from duetime.pipeline.query_factory import QueryFactory
 from duetime.pipeline.query_supervisor import QuerySupervisor
-from duetime.pipeline.recovery.progress import ProgressKeeper
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.redelivery.tracker import WakeUpTimer
 from duetime.pipeline.release.job import ReleaseJob
@@ -52,7 +51,7 @@ from duetime.pipeline.release.slot_indexer import SlotIndexing
 from duetime.pipeline.store_queries import SAVED_KEPT_MS, ExpiringStore, expiration_handler
 from duetime.pipeline.webhooks import WebhookWorker
 from duetime.spark.kafka_io import RETRY_PAUSE_S, BatchHandler, client_id
-from duetime.spark.task_jvms import DriverJvm, ProducerMetrics
+from duetime.spark.task_jvms import ProducerMetrics
 from duetime.stores import Store
 from duetime.stores.factory import open_store
 from duetime.stores.wheel_store import DeletionGuard, KafkaStore
@@ -69,8 +68,6 @@ class PipelineContext:
     """The parts that a process has, leading or standing by."""
 
     spark: SparkSession
-    #: This process's JVM, if it runs all tasks.
-    jvm: DriverJvm | None
     settings: Settings
     clock: Clock
     #: By cluster; None is this one.
@@ -221,15 +218,8 @@ class Leader:
         if settings.queues:
             wake_up = WakeUpTimer(settings, context.clock)
             self._start([wake_up])
-        progress = ProgressKeeper(settings, context.jvm)
-        self._start([progress])
         factory = QueryFactory(
-            context.spark,
-            settings,
-            context.delivery_logs,
-            context.destinations,
-            progress=progress,
-            clock=context.clock,
+            context.spark, settings, context.delivery_logs, context.destinations, context.clock
         )
         self._to_stop.callback(factory.close)
         return QuerySupervisor(

@@ -40,7 +40,6 @@ from duetime.pipeline.intake.query import Intake, intake_recovery
 from duetime.pipeline.intake.starting_point import IntakeStart
 from duetime.pipeline.lanes import lane_recovery, lane_rows
 from duetime.pipeline.recovery.checkpoint import Checkpoints
-from duetime.pipeline.recovery.progress import ProgressKeeper, is_ahead
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.redelivery.tracker import WakeUpTimer, tracked, tracked_topics
 from duetime.pipeline.retries import retry_handler
@@ -68,19 +67,16 @@ class QueryFactory:
     Holds a connection: close it.
     """
 
-    def __init__(  # noqa: PLR0913 (the last by name)
+    def __init__(
         self,
         spark: SparkSession,
         settings: Settings,
         delivery_logs: Mapping[str | None, DeliveryLog],
         destinations: Mapping[str | None, TopicMetadataCache],
-        *,
-        progress: ProgressKeeper,
         clock: Clock,
     ) -> None:
         self._spark, self._settings, self._clock = spark, settings, clock
         self._delivery_logs, self._destinations = delivery_logs, destinations
-        self._progress = progress
         self._names = TopicNames(settings)
         self._offsets = Offsets(settings, self._names.intake_group)
         self._checkpoints = Checkpoints(spark, settings, self._offsets)
@@ -206,7 +202,6 @@ class QueryFactory:
         Without a checkpoint it begins at the `starting` offsets.
         """
         settings = self._settings
-        self._progress.end(name)
         read = partial(
             read_stream,
             self._spark,
@@ -217,18 +212,13 @@ class QueryFactory:
         )
         # Only if there can be anything: it takes seconds.
         if self._delivery_logs[None].has_records(topics):
-            started_s, ahead = time.monotonic(), is_ahead(self._progress.reached(topics))
-            batches = read(batch=settings.recovery_batch_records).where(ahead)
+            started_s = time.monotonic()
+            batches = read(batch=settings.recovery_batch_records)
             process_available(batches, recovery, settings, name)
             taken_s = time.monotonic() - started_s
             RECOVERY_SECONDS.labels(name).set(taken_s)
             log.info("recovered query=%s seconds=%.1f", name, taken_s)
-        # Another cluster's sink has another producer.
-        run = None if sink else self._progress.run(name, self._checkpoints.topic_ids(name))
-        if run is None:
-            return start_real_time(rows(read()), sink or settings, name)
-        records = self._progress.noted(run, read(group_prefix=run.group_prefix))
-        return start_real_time(rows(records), settings, name)
+        return start_real_time(rows(read()), sink or settings, name)
 
     def _start_redelivery(self, wake_up: WakeUpTimer) -> StreamingQuery:
         # It imports Arrow, and most pipelines have no queues.

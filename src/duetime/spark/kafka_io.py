@@ -67,13 +67,11 @@ def read_stream(  # noqa: PLR0913 (each by its name)
     batch: int | None = None,
     committed_only: bool = False,
     starting: Mapping[Partition, int] | None = None,
-    group_prefix: str | None = None,
 ) -> DataFrame:
     """Return an endless read of whole topics, with the columns of RECORD.
 
     It is for real time, or for batches of at most `batch` records. A query without a checkpoint
-    begins at the offsets of `starting`, by default at the earliest record. The names of its
-    consumers' groups begin with `group_prefix`, or as Spark has it.
+    begins at the offsets of `starting`, by default at the earliest record.
     """
     begin = "earliest"
     if starting is not None:
@@ -86,8 +84,6 @@ def read_stream(  # noqa: PLR0913 (each by its name)
         # topics` refuses settings under which this would happen unnoticed.
         "failOnDataLoss": "false",
     }
-    if group_prefix is not None:
-        options["groupIdPrefix"] = group_prefix
     if batch is not None:
         # Real-time mode refuses it.
         options["maxOffsetsPerTrigger"] = str(batch)

@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
@@ -372,61 +372,19 @@ def drop_broken_producers(spark: SparkSession) -> int:
     good, and Spark keeps a producer for as long as it is used: each second. The next task gets a
     new one. A producer that is in use at this instant is removed by a later call.
     """
-    pool = ProducerPool(spark)
-    broken = [each for each in pool.entries() if pool.state(each).is_broken()]
-    for each in broken:
-        pool.expire(each)
+    java = jvm(spark)
+    fields = java_class(java, "org.apache.commons.lang3.reflect.FieldUtils")
+    methods = java_class(java, "org.apache.commons.lang3.reflect.MethodUtils")
+    # Neither Spark nor Kafka has a public name for these fields.
+    pool = fields.readField(java_class(java, PRODUCERS).__getattr__("MODULE$"), "pool", True)
+    entries, broken = pool.getAsMap().values().iterator(), 0
+    while entries.hasNext():
+        entry = entries.next()
+        state = fields.readField(entry.producer().producer(), "transactionManager", True)
+        if state is not None and methods.invokeMethod(state, True, "hasFatalError"):
+            # Expired: the pool closes it when it is not in use, under its own lock.
+            fields.writeField(entry, "_expireAt", 0, True)
+            broken += 1
     if broken:
-        pool.evict()
-    return len(broken)
-
-
-class ProducerState:
-    """The state of a Kafka producer, also once it is closed."""
-
-    def __init__(self, methods: Any, state: Any) -> None:  # noqa: ANN401 (py4j has no types)
-        self._methods, self._state = methods, state
-
-    def is_broken(self) -> bool:
-        """Return whether it can never send again."""
-        # One that is not idempotent has no such state.
-        return self._state is not None and self._methods.invokeMethod(
-            self._state, True, "hasFatalError"
-        )
-
-
-class ProducerPool:
-    """Spark's pool of Kafka producers. Neither Spark nor Kafka has a public name for its fields."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        java = jvm(spark)
-        self._fields = java_class(java, "org.apache.commons.lang3.reflect.FieldUtils")
-        self._methods = java_class(java, "org.apache.commons.lang3.reflect.MethodUtils")
-        producers = java_class(java, PRODUCERS).__getattr__("MODULE$")
-        self._pool = self._fields.readField(producers, "pool", True)
-
-    def entries(self) -> Iterator[Any]:
-        """Yield its entries."""
-        entries = self._pool.getAsMap().values().iterator()
-        while entries.hasNext():
-            yield entries.next()
-
-    def state(self, entry: Any) -> ProducerState:  # noqa: ANN401 (py4j has no types)
-        """Return the state of an entry's producer."""
-        state = self._fields.readField(entry.producer().producer(), "transactionManager", True)
-        return ProducerState(self._methods, state)
-
-    def state_of(self, client_id: str) -> ProducerState | None:
-        """Return the state of the producer with this client id; None without one."""
-        for each in self.entries():
-            if self._fields.readField(each.producer().producer(), "clientId", True) == client_id:
-                return self.state(each)
-        return None
-
-    def expire(self, entry: Any) -> None:  # noqa: ANN401 (py4j has no types)
-        """Let the pool close the producer when it is not in use, under its own lock."""
-        self._fields.writeField(entry, "_expireAt", 0, True)
-
-    def evict(self) -> None:
-        """Close what has expired."""
-        self._methods.invokeMethod(self._pool, True, "evictExpired")
+        methods.invokeMethod(pool, True, "evictExpired")
+    return broken

@@ -8,14 +8,14 @@ flag. In local mode there is one JVM, this one; on a cluster, `executors` has th
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
 
 from duetime.core.threads import wait_until
 from duetime.spark.catalyst import java_array, java_class
-from duetime.spark.session import ProducerPool, ProducerState, close_producers, jvm
+from duetime.spark.session import close_producers, jvm
 
 #: A key=value of an ObjectName, and a "name = value" of an AttributeList, both as Java prints them.
 KEY = re.compile(r"[:,]([\w-]+)=([^,]*)")
@@ -25,9 +25,6 @@ ATTRIBUTE = re.compile(r"([\w-]+) = ([^,\]]*)")
 ERRORS, SENT = "record-error-total", "record-send-total"
 BUFFER, AVAILABLE = "buffer-total-bytes", "buffer-available-bytes"
 ATTRIBUTES = (ERRORS, SENT, BUFFER, AVAILABLE)
-
-#: An attribute of Kafka's client: when it was opened.
-STARTED = "start-time-ms"
 
 #: Checks in a row that must find a producer empty, and their interval in seconds.
 QUIET_CHECKS, QUIET_INTERVAL_S = 3, 0.1
@@ -75,8 +72,7 @@ class DriverJvm:
     def __init__(self, spark: SparkSession) -> None:
         self._spark, self._jvm = spark, jvm(spark)
         self._system = java_class(self._jvm, "java.lang.System")
-        self.beans = JvmBeans(spark)
-        self.producers: ProducerMetrics = DriverProducers(self.beans)
+        self.producers: ProducerMetrics = DriverProducers(spark)
         self.executors: Collection[str] = ()
 
     def publish(self, properties: Mapping[str, str]) -> None:
@@ -100,33 +96,13 @@ class DriverJvm:
         """Return and clear the requests."""
         if self._system.clearProperty(flag) is None:
             return []
-        requests = self._names(f"{flag}.")
-        for each in requests:
-            self._system.clearProperty(each)
-        return [each.removeprefix(f"{flag}.") for each in requests]
-
-    def properties(self, prefix: str) -> dict[str, str]:
-        """Return the properties whose names begin with this. No value may have a comma."""
-        names = self._names(prefix)
-        found = java_class(self._jvm, "java.util.HashMap")(self._system.getProperties())
-        found.keySet().retainAll(names)
-        # As text, in one call.
-        pairs = [each.partition("=") for each in found.toString()[1:-1].split(", ") if each]
-        return {name: value for name, _, value in pairs}
-
-    def _names(self, prefix: str) -> list[str]:
         names = java_class(self._jvm, "java.lang.String").join(
             "\n", self._system.getProperties().stringPropertyNames()
         )
-        return [each for each in names.split("\n") if each.startswith(prefix)]
-
-    def producer(self, client_id: str) -> "PooledProducer | None":
-        """Return the producer of this name as it is now; None where there is none."""
-        started_ms = started(self.beans, client_id)
-        state = ProducerPool(self._spark).state_of(client_id)
-        if started_ms is None or state is None:
-            return None
-        return PooledProducer(self, client_id, state, started_ms)
+        requests = [each for each in names.split("\n") if each.startswith(f"{flag}.")]
+        for each in requests:
+            self._system.clearProperty(each)
+        return [each.removeprefix(f"{flag}.") for each in requests]
 
     def settle(self) -> None:
         """Close the producers: each sends or gives up its records before."""
@@ -195,77 +171,28 @@ class ProducerMetrics(ABC):
         """Return keys and attributes of each bean `kafka.producer:<pattern>`."""
 
 
-def started(beans: "JvmBeans", client_id: str) -> int | None:
-    """Return when the producer of this name was opened, epoch ms; None where there is none."""
-    found = beans.read(f"kafka.producer:type=app-info,client-id={client_id}", [STARTED])
-    return next((int(values[STARTED]) for _, values in found if STARTED in values), None)
-
-
-class PooledProducer:
-    """One producer in this process: it is not mistaken for the next one of its name."""
-
-    def __init__(
-        self, jvm: DriverJvm, client_id: str, state: ProducerState, started_ms: int
-    ) -> None:
-        self._jvm, self._client_id, self._state = jvm, client_id, state
-        self.started_ms = started_ms
-
-    def sent(self) -> int:
-        """Return the records sent; retries count."""
-        return self._jvm.producers.sent(self._client_id)
-
-    def unacknowledged_bytes(self) -> int:
-        """Return the bytes of unacknowledged records in its buffer."""
-        return self._jvm.producers.unacknowledged_bytes(self._client_id)
-
-    def errors(self) -> int:
-        """Return the records that it could not deliver, apart from those of `is_over`."""
-        return self._jvm.producers.given_up(self._client_id)
-
-    def is_over(self) -> bool:
-        """Return whether it is broken or closed: a broken one drops what it holds uncounted."""
-        return (
-            self._state.is_broken() or started(self._jvm.beans, self._client_id) != self.started_ms
-        )
-
-
 class DriverProducers(ProducerMetrics):
     """The producers in this process's JVM."""
-
-    def __init__(self, beans: "JvmBeans") -> None:
-        self._beans = beans
-
-    def _read(self, pattern: str) -> Iterable[Bean]:
-        return self._beans.read(f"kafka.producer:{pattern}", ATTRIBUTES)
-
-
-class JvmBeans:
-    """The MBeans of this process's JVM. Thread-safe."""
 
     def __init__(self, spark: SparkSession) -> None:
         java = jvm(spark)
         self._name = java_class(java, "javax.management.ObjectName")
         factory = java_class(java, "java.lang.management.ManagementFactory")
-        self._server = factory.getPlatformMBeanServer()
+        self._beans = factory.getPlatformMBeanServer()
         # The server's class is internal to Java, where py4j has no access: call by reflection.
         interface = java_class(java, "java.lang.Class").forName("javax.management.MBeanServer")
         self._methods = {each.getName(): each for each in interface.getMethods()}
+        self._attributes = java_array(*ATTRIBUTES, of="String")
 
-    def keys(self, pattern: str) -> list[dict[str, str]]:
-        """Return the keys in the name of each bean that matches a pattern, in one call."""
-        names = self._invoke("queryNames", self._name(pattern), None).toString()
-        return [dict(KEY.findall(each)) for each in names[1:-1].split(", ") if each]
-
-    def read(self, pattern: str, attributes: Sequence[str]) -> Iterator[Bean]:
-        """Yield keys and attributes of each bean that matches a pattern."""
-        wanted = java_array(*attributes, of="String")
-        for name in self._invoke("queryNames", self._name(pattern), None).toArray():
+    def _read(self, pattern: str) -> Iterable[Bean]:
+        names = self._invoke("queryNames", self._name(f"kafka.producer:{pattern}"), None)
+        for name in names.toArray():
             # As text, in one call. A producer that is just being opened lacks attributes.
-            found = self._invoke("getAttributes", name, wanted).toString()
+            found = self._invoke("getAttributes", name, self._attributes).toString()
             yield bean(f"{name.toString()} {found}")
 
     def _invoke(self, method: str, *given: Any) -> Any:  # noqa: ANN401 (py4j has no types)
-        return self._methods[method].invoke(self._server, java_array(*given))
+        return self._methods[method].invoke(self._beans, java_array(*given))
 
 
 def bean(text: str) -> Bean:

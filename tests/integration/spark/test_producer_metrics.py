@@ -18,7 +18,7 @@ from duetime.local.broker import LocalBroker
 from duetime.spark.catalyst import java_array
 from duetime.spark.kafka_io import client_id, write_batch
 from duetime.spark.session import PRODUCERS, close_producers, drop_broken_producers
-from duetime.spark.task_jvms import DriverJvm
+from duetime.spark.task_jvms import DriverProducers
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -47,7 +47,7 @@ def test_producers_are_closed_once_their_records_have_arrived(spark, paused):
     admin = AdminClient(librdkafka_properties(settings))
     admin.create_topics([NewTopic(topic, 1)])[topic].result()
     eventually(lambda: sent(spark, settings, topic))
-    metrics, offsets = DriverJvm(spark).producers, Offsets(settings, "reader")
+    metrics, offsets = DriverProducers(spark), Offsets(settings, "reader")
     before = metrics.sent(client_id(settings, "slow"))
     send_signal(paused.pid, signal.SIGSTOP)
     with ThreadPoolExecutor() as pool:

@@ -156,10 +156,6 @@ class Checkpoints:
             files.write(NOTE, json.dumps(asdict(there)))
         self._noted[name] = there
 
-    def topic_ids(self, name: str) -> Mapping[str, str]:
-        """Return the ids of the topics that the query's checkpoint was inspected with."""
-        return self._noted[name].topic_ids
-
     def recreated_topics(self) -> dict[str, str]:
         """Return, by query, a topic that it reads and that was created again since it started.
 

@@ -61,19 +61,16 @@ class ScanRange:
 class Deduplicator:
     """Drops records whose message has moved on, according to a scan of the logs.
 
-    Records may come in batches. Each call scans the records that are new since the call before, and
-    so a batch finds the messages that an earlier one wrote. All scans begin at one instant: where a
-    batch has an older record than those before it, all is scanned again from there.
+    Records may come in batches, oldest first. Each call scans the records that are new since the
+    call before, and so a batch finds the messages that an earlier one wrote. All scans begin at the
+    instant of the first.
     """
 
     def __init__(self, delivery_log: DeliveryLog) -> None:
         self._log = delivery_log
-        self._since_ms: int | None = None
-        self._forget()
-
-    def _forget(self) -> None:
         self._internal, self._delivered, self._read = IdCache(), IdCache(), IdCache()
         self._cancels = IdCache()
+        self._since_ms: int | None = None
 
     def drop_moved_on(self, records: DataFrame, scan_range: ScanRange) -> DataFrame:
         """Return the records of slots, lanes or the retry topic whose message is still there.
@@ -90,7 +87,7 @@ class Deduplicator:
     def new_records(self, topic: str, since_ms: int) -> DataFrame | None:
         """Return records of an intake or internal topic that are new since the last call, or None.
 
-        In the columns of Spark's Kafka source, appended since the earliest instant of all calls.
+        In the columns of Spark's Kafka source, appended since the instant of the first call.
         """
         return self._log.new_records(topic, self._first(since_ms), self._read)
 
@@ -124,9 +121,8 @@ class Deduplicator:
         return records.alias("record").join(found.alias("written"), moved_on, "left_anti")
 
     def _first(self, since_ms: int) -> int:
-        if self._since_ms is None or since_ms - CLOCKS_MS < self._since_ms:
+        if self._since_ms is None:
             self._since_ms = since_ms - CLOCKS_MS
-            self._forget()
         return self._since_ms
 
 
