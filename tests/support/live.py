@@ -149,7 +149,7 @@ class Live:
         return self._inboxes[-1]
 
     def inbox_when_there(self, topic, partitions=1):
-        """Open an inbox once another process has created the topic, with so many partitions."""
+        """Open an inbox once the topic has this number of partitions: others create it."""
         eventually(partial(self._is_there, topic, partitions), topic, PATIENCE_S)
         return self.inbox(topic)
 
@@ -229,7 +229,7 @@ def down(broker):
 
 @contextmanager
 def with_topics(live):
-    """The same once duetime's topics are there; they are deleted at the end."""
+    """Create duetime's topics while the block runs; yield `live`."""
     create_topics(live.settings)
     try:
         yield live
@@ -239,7 +239,7 @@ def with_topics(live):
 
 @contextmanager
 def led(live):
-    """The same with a pipeline in this process, which runs as `duetime run` would."""
+    """Run a pipeline in this process, as `duetime run` does, while the block runs; yield `live`."""
     pipeline = Pipeline(live.settings, jars=pipeline_jars())
     pipeline.start()
     watch = threading.Thread(target=pipeline.watch)

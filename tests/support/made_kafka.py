@@ -1,4 +1,4 @@
-"""What Kafkas that tests make for the dispatcher have in common."""
+"""Stand-ins for Kafka's clients, for tests of the dispatcher."""
 
 import asyncio
 import threading
@@ -79,7 +79,7 @@ class ListedKafka(MadeKafka):
             report(RecordRefused("too large") if bad else None, str(record.id))
 
     def installed(self, monkeypatch):
-        """The same, in place of Kafka."""
+        """Put it in place of Kafka's clients, and return it."""
         self.install(monkeypatch, name_of=unique_of, acknowledge_s=0.1, ask_again_s=0.05)
         return self
 
@@ -134,7 +134,7 @@ async def until(holds):
 
 
 def in_an_hour():
-    """The same instant for each try."""
+    """Return the same instant for each try."""
     return {"in": None, "at": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}
 
 

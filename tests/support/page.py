@@ -1,4 +1,4 @@
-"""What tests do with the dashboard, as somebody would who looks at it."""
+"""A browser on the dashboard, and the steps that tests take in it."""
 
 import json
 from contextlib import contextmanager
@@ -55,7 +55,7 @@ def events(client):
 
 
 def reject(settings, value=b"v"):
-    """Write a rejected record as the pipeline does; where it is said to be from."""
+    """Write a rejected record as the pipeline does; return the position of its source."""
     source = f"{settings.namespace}.in/0/7"
     said = [("due-error", "bad-topic"), ("due-error-detail", "so"), ("due-error-source", source)]
     producer = Producer(librdkafka_properties(settings))
@@ -69,7 +69,7 @@ def rows(page, table):
 
 
 def list_of(page, name):
-    """What the tile has that lists what it counts."""
+    """Return the button of the tile that lists the records it counts."""
     return page.get_by_role("button", name=f"List them: {name}")
 
 

@@ -26,7 +26,7 @@ def redis_live(broker, own_redis, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def redis_environment(redis_live, own_redis):
-    """The same settings for every command; the store's URL may hold a password."""
+    """Return the settings of every command; the store's URL may hold a password."""
     given = redis_live.settings.model_dump(
         mode="json", exclude_defaults=True, exclude=FROM_OUTSIDE | {"store"}
     )

@@ -1,4 +1,4 @@
-"""What tests run on: one broker, one Redis and one Spark session a process."""
+"""The servers of all tests: one broker, one Redis and one Spark session in each process."""
 
 import os
 import shutil
@@ -78,7 +78,7 @@ def aerospike_url():
 
 @contextmanager
 def local_redis(directory, properties=MappingProxyType({})):
-    """The same with a directory of its own, for who wants to harm it."""
+    """A Redis server with a directory of its own, for tests that damage it."""
     server = LocalRedis(directory, properties)
     try:
         server.start()

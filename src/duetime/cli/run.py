@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -46,7 +45,7 @@ from duetime.core.errors import DuetimeError, KafkaError, LeaderPaused, SetupErr
 from duetime.core.metrics import serve
 from duetime.core.settings import EARLIEST, Settings, is_submitted
 from duetime.kafka.admin import create_topics
-from duetime.kafka.connection import ensure_intake_topics, ensure_reachable
+from duetime.kafka.connection import await_kafka, ensure_intake_topics, ensure_reachable
 from duetime.local.broker import LocalBroker
 from duetime.local.jars import find_java, pipeline_jars
 from duetime.local.process import GuardedProcess, data_home, require_directory, require_free
@@ -165,24 +164,6 @@ def run(  # noqa: PLR0913 (an option each)
             await_kafka(settings)
             # The same command in a new process image: nothing of this one may go on.
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
-
-
-def await_kafka(settings: Settings) -> None:
-    """Wait until Kafka answers. A pipeline that was cut off comes back, and a start gives up soon.
-
-    Raises ConfigError.
-    """
-    is_silent = False
-    while True:
-        try:
-            ensure_reachable(settings)
-        except KafkaError as error:
-            if not is_silent:
-                log.warning("waiting for Kafka: %s", error)
-            is_silent = True
-            time.sleep(CHECK_INTERVAL_S)
-        else:
-            return
 
 
 def api(

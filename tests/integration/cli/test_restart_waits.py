@@ -5,7 +5,7 @@ import threading
 from tests.support.clocks import eventually
 from tests.support.topics import small_settings
 
-from duetime.cli.run import await_kafka
+from duetime.kafka.connection import await_kafka
 from duetime.local.broker import LocalBroker
 
 
