@@ -8,11 +8,13 @@ import logging
 import math
 import os
 import re
-from collections.abc import Container, Iterable
+import time
+from collections.abc import Callable, Container, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Producer
@@ -25,6 +27,9 @@ from duetime.core.threads import wait_until
 from duetime.core.topics import TopicNames
 
 log = logging.getLogger(__name__)
+
+KeyT = TypeVar("KeyT")
+AnswerT = TypeVar("AnswerT")
 
 Properties = dict[str, str | int | float | bool]
 
@@ -46,6 +51,13 @@ ANSWER_S = (1.5, 2.5)
 #: Pause between two tries of `await_kafka`, in seconds.
 RETRY_INTERVAL_S = 0.5
 
+#: The timeout of the first try of `admin_answers`, doubled with each, and how long it waits for
+#: another controller, in seconds.
+FIRST_TRY_S, CONTROLLER_S = 0.5, 0.1
+
+#: A topic to ask for when only the cluster is of interest: it need not exist.
+ANY_TOPIC = "__consumer_offsets"
+
 #: How soon a topic exists that brokers create on demand, in seconds.
 CREATED_S = 1.0
 
@@ -56,6 +68,9 @@ TURNED_AWAY = (
     BrokerError._AUTHENTICATION,  # noqa: SLF001 (their public names)
     BrokerError._SSL,  # noqa: SLF001
 )
+
+#: Errors of the client that a request was not answered in time.
+TIMED_OUT = (BrokerError._TIMED_OUT, BrokerError._TIMED_OUT_QUEUE)  # noqa: SLF001 (their public names)
 
 #: Errors that a topic does not exist.
 MISSING = (BrokerError.UNKNOWN_TOPIC_OR_PART, BrokerError.TOPIC_EXCEPTION)
@@ -121,9 +136,7 @@ def librdkafka_properties(settings: Connection) -> Properties:
         "security.protocol": settings.security_protocol,
         # One sentence from us instead of librdkafka's lines on stderr.
         "log_level": 2,
-        # Admin requests go to the controller of the last metadata, which on KRaft is any broker
-        # that was alive then. Once that one has died, they fail until the next metadata: after 5
-        # minutes by default.
+        # For requests that do not go through `admin_answers`: the default is 5 minutes.
         "topic.metadata.refresh.interval.ms": 5_000,
     }
     if settings.sasl_mechanism:
@@ -218,6 +231,45 @@ def create_on_demand(settings: Settings, topic: str) -> bool:
 
     # The first answer is from before it was created.
     return wait_until(exists, CREATED_S, CREATED_S / 20)
+
+
+def admin_answers(
+    admin: AdminClient, ask: Callable[[float], Mapping[KeyT, Future[AnswerT]]], timeout_s: float
+) -> Mapping[KeyT, Future[AnswerT]]:
+    """Return the answers of a reading admin request, each done; `ask` takes a timeout in seconds.
+
+    librdkafka sends such a request to the controller of its last metadata. On KRaft that may be any
+    broker, and until its end is noticed (`broker.session.timeout.ms`, 9 s) one that has just died.
+    The client waits for it. So the request is given up soon, and repeated once Kafka names another.
+    """
+    deadline_s, try_s = time.monotonic() + timeout_s, FIRST_TRY_S
+    controller: int | None = None
+    while True:
+        left_s = max(deadline_s - time.monotonic(), 0.0)
+        answers = ask(min(try_s, left_s) or FIRST_TRY_S)
+        if left_s <= try_s or not any(_is_timed_out(each) for each in answers.values()):
+            return answers
+        try_s *= 2
+        controller = _other_controller(admin, controller, max(left_s, FIRST_TRY_S))
+
+
+def _is_timed_out(answer: Future[AnswerT]) -> bool:
+    error = answer.exception()
+    return isinstance(error, KafkaException) and error.args[0].code() in TIMED_OUT
+
+
+def _other_controller(admin: AdminClient, than: int | None, timeout_s: float) -> int | None:
+    """Have Kafka name a controller to the client until it is another one; return it."""
+    named = than
+
+    def is_other() -> bool:
+        nonlocal named
+        named = admin.list_topics(ANY_TOPIC, timeout=timeout_s).controller_id
+        return named != than
+
+    with suppress(KafkaException):
+        wait_until(is_other, CONTROLLER_S, CONTROLLER_S / 20)
+    return named
 
 
 class ClusterProbe:

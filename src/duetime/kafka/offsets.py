@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import (
     OFFSET_INVALID,
@@ -33,7 +33,7 @@ from duetime.core.errors import KafkaError, error_text
 from duetime.core.messages import LATEST_MS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
-from duetime.kafka.connection import librdkafka_properties
+from duetime.kafka.connection import admin_answers, librdkafka_properties
 
 log = logging.getLogger(__name__)
 
@@ -316,10 +316,13 @@ class Offsets:
         return found
 
     def _describe_cluster(self) -> DescribeClusterResult:
-        found: DescribeClusterResult = answer(
-            lambda: self._admin.describe_cluster(request_timeout=TIMEOUT_S).result()
-        )
-        return found
+        def ask(timeout_s: float) -> dict[None, Future[DescribeClusterResult]]:
+            return {None: self._admin.describe_cluster(request_timeout=timeout_s)}
+
+        def described() -> DescribeClusterResult:
+            return admin_answers(self._admin, ask, TIMEOUT_S)[None].result()
+
+        return answer(described)
 
     def topic_ids(self, topics: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, str]:
         """Return the id of each topic; without those of brokers that give topics no ids."""
@@ -328,10 +331,7 @@ class Offsets:
         return {topic: one for topic, one in found.items() if one != NO_ID}
 
     def _describe(self, topic: str, *, all_led: bool) -> TopicDescription:
-        described = self._admin.describe_topics(
-            TopicCollection([topic]), include_authorized_operations=True, request_timeout=TIMEOUT_S
-        )
-        found: TopicDescription = described[topic].result()
+        found = described_topics(self._admin, [topic], TIMEOUT_S, rights=True)[topic].result()
         if all_led and not all(each.leader for each in found.partitions):
             raise KafkaException(BrokerError(BrokerError.LEADER_NOT_AVAILABLE))
         return found
@@ -400,11 +400,10 @@ def describe_topic_ids(
     admin: AdminClient, topics: Iterable[str], timeout_s: float
 ) -> dict[str, str]:
     """Return the id of each topic that is there, as 32 hex digits. Raises KafkaException."""
-    asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
     ids = {}
-    for topic, described in asked.items():
+    for topic, described in described_topics(admin, topics, timeout_s).items():
         try:
-            found = described.result().topic_id
+            found: Any = described.result().topic_id
         except KafkaException as error:
             if error.args[0].code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
                 continue
@@ -413,6 +412,21 @@ def describe_topic_ids(
         halves = found.get_most_significant_bits(), found.get_least_significant_bits()
         ids[topic] = "".join(f"{each % 2**64:016x}" for each in halves)
     return ids
+
+
+def described_topics(
+    admin: AdminClient, topics: Iterable[str], timeout_s: float, *, rights: bool = False
+) -> Mapping[str, Future[TopicDescription]]:
+    """Describe topics, with this user's rights if asked; the answers are done."""
+    asked = TopicCollection(list(topics))
+
+    def ask(timeout_s: float) -> Mapping[str, Future[TopicDescription]]:
+        found: Mapping[str, Future[TopicDescription]] = admin.describe_topics(
+            asked, include_authorized_operations=rights, request_timeout=timeout_s
+        )
+        return found
+
+    return admin_answers(admin, ask, timeout_s)
 
 
 def answer(ask: Callable[[], AnswerT], timeout_s: float = TIMEOUT_S) -> AnswerT:

@@ -18,7 +18,7 @@ from duetime.core.clock import Clock
 from duetime.core.metrics import RECOVERY_SECONDS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
-from duetime.kafka.offsets import Offsets, Partition
+from duetime.kafka.offsets import OffsetRange, Offsets, Partition
 from duetime.pipeline import (
     FAILURES,
     INTAKE,
@@ -47,6 +47,7 @@ from duetime.spark.kafka_io import (
     NO_LIMIT,
     BatchHandler,
     process_available,
+    read_ranges,
     read_stream,
     start_micro_batches,
     start_real_time,
@@ -59,6 +60,11 @@ NO_STATE = "CANNOT_LOAD_STATE_STORE"
 
 #: Interval of batches of markers, where there are any: a redelivery waits for half of it.
 REDELIVERY_INTERVAL = "500 milliseconds"
+
+
+#: How much longer the batches of transactional intake are, in seconds. Both intake queries plan the
+#: same steps between two batches, and would take the cores from each other.
+APART_S = 7
 
 
 class QueryFactory:
@@ -218,7 +224,8 @@ class QueryFactory:
             taken_s = time.monotonic() - started_s
             RECOVERY_SECONDS.labels(name).set(taken_s)
             log.info("recovered query=%s seconds=%.1f", name, taken_s)
-        return start_real_time(rows(read()), sink or settings, name)
+        extra_s = APART_S if name == INTAKE_TX else 0
+        return start_real_time(rows(read()), sink or settings, name, extra_s)
 
     def _start_redelivery(self, wake_up: WakeUpTimer) -> StreamingQuery:
         # It imports Arrow, and most pipelines have no queues.
@@ -251,6 +258,25 @@ class QueryFactory:
         )
         handle = handler(self._clock.now_ms())
         return start_micro_batches(records, handle, self._settings, name, interval)
+
+
+def query_drill(
+    spark: SparkSession, settings: Settings, records: Sequence[OffsetRange]
+) -> Callable[[], None]:
+    """Return a job that does with these records what lanes and intake do, and sends nothing.
+
+    It warms up what runs between two batches of a query, while nobody is served: planning, and
+    generating code, which each task does. In a cold JVM that takes 2 s.
+    """
+    read = read_ranges(spark, settings, records, fail_on_missing=False)
+    steps = lane_rows(read, settings), Intake(settings).rows(read)
+
+    def drill() -> None:
+        for each in steps:
+            # Each time it is planned anew.
+            each.write.format("noop").mode("overwrite").save()
+
+    return drill
 
 
 def state_problems(last_run: StreamingQuery | None) -> list[str]:

@@ -174,8 +174,14 @@ def sink_options(settings: Settings, name: str) -> dict[str, str]:
     }
 
 
-def start_real_time(rows: DataFrame, settings: Settings, name: str) -> StreamingQuery:
-    """Start a real-time query into Kafka, with its offsets in the checkpoint directory."""
+def start_real_time(
+    rows: DataFrame, settings: Settings, name: str, extra_s: int = 0
+) -> StreamingQuery:
+    """Start a real-time query into Kafka, with its offsets in the checkpoint directory.
+
+    Its batches last for `extra_s` seconds longer than `checkpoint_interval_seconds`.
+    """
+    interval_s = settings.checkpoint_interval_seconds + extra_s
     query: StreamingQuery = (
         rows.writeStream.format("kafka")
         .options(**sink_options(settings, name))
@@ -183,7 +189,7 @@ def start_real_time(rows: DataFrame, settings: Settings, name: str) -> Streaming
         .queryName(name)
         .outputMode("update")
         # The stubs of its overloads lack real-time mode.
-        .trigger(realTime=f"{settings.checkpoint_interval_seconds} seconds")  # type: ignore[call-overload]
+        .trigger(realTime=f"{interval_s} seconds")  # type: ignore[call-overload]
         .start()
     )
     return query

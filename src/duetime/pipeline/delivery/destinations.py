@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from confluent_kafka import KafkaException, Producer, TopicCollection
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import (
     AclOperation,
     AdminClient,
@@ -27,7 +27,8 @@ from duetime.core.clock import doubled_ms
 from duetime.core.errors import Reason
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
-from duetime.kafka.connection import librdkafka_properties
+from duetime.kafka.connection import admin_answers, librdkafka_properties
+from duetime.kafka.offsets import described_topics
 from duetime.pipeline.delivery.delivery_errors import (
     BATCH_BYTES,
     COMPACTED,
@@ -55,6 +56,10 @@ SETTINGS_INTERVAL_S = 60.0
 
 #: The timeout of a request to Kafka, in seconds.
 REQUEST_TIMEOUT_S = 10.0
+
+#: How long a refresh waits for the settings of new topics, in seconds. They come from the broker
+#: that the others name as controller: for the seconds until its end is noticed, it does not answer.
+NEW_SETTINGS_S = 1.0
 
 #: How long a cluster counts as reached after a request that it answered, in seconds.
 REACHED_S = 4.0
@@ -115,7 +120,7 @@ class TopicMetadataCache:
         self._published: dict[str, str] = {}
         #: The number of partitions of each topic. Replaced by each refresh, never changed.
         self.partitions: Mapping[str, int] = {}
-        self._topic_settings = TopicSettingsCache()
+        self._topic_settings = TopicSettingsCache(self._admin)
         self._troubles: dict[str, Trouble] = {}
         #: The last request was not answered, which is logged.
         self._is_silent = False
@@ -126,7 +131,7 @@ class TopicMetadataCache:
     def start(self, *, wait: bool = True) -> None:
         """Begin to refresh; with `wait`, return after the first refresh."""
         if wait:
-            self.refresh()
+            self.refresh(2 * REQUEST_TIMEOUT_S)
         self._refreshed_s = self._requested_s = time.monotonic()
         self._thread.start()
 
@@ -143,12 +148,16 @@ class TopicMetadataCache:
         if now_s - self._requested_s >= REFRESH_INTERVAL_S and self._serve_requests():
             self._requested_s = now_s
 
-    def refresh(self) -> None:
-        """Ask the cluster and publish its answer. Without an answer, the table stays as it is."""
+    def refresh(self, settings_timeout_s: float = NEW_SETTINGS_S) -> None:
+        """Ask the cluster and publish its answer. Without an answer, the table stays as it is.
+
+        A new topic is published once its settings are described, or their description has failed;
+        that is waited for, for `settings_timeout_s` seconds at most.
+        """
         with self._lock:
             started_s = time.monotonic()
             try:
-                self._publish(self._entries())
+                self._publish(self._entries(settings_timeout_s))
             except KafkaException as error:
                 if not self._is_silent:
                     log.warning(
@@ -162,19 +171,23 @@ class TopicMetadataCache:
                 self._is_silent = False
                 self._jvms.extend_lease(reached_name(self._settings), started_s + REACHED_S)
 
-    def _entries(self) -> dict[str, str]:
-        """Return the table's entry for each topic. Raises KafkaException."""
+    def _entries(self, settings_timeout_s: float) -> dict[str, str]:
+        """Return the table's entry for each topic that is described. Raises KafkaException."""
         found = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
         topics = {name: one for name, one in found.items() if one.error is None}
         self.partitions = {name: len(one.partitions) for name, one in topics.items()}
-        self._topic_settings.refresh(self._admin, topics)
+        described = self._topic_settings.refresh(topics, settings_timeout_s)
         now_s = time.monotonic()
-        return {name: self._entry(name, one, now_s) for name, one in topics.items()}
+        return {
+            name: self._entry(name, topics[name], known, now_s)
+            for name, known in described.items()
+            if name in topics
+        }
 
-    def _entry(self, topic: str, found: TopicMetadata, now_s: float) -> str:
-        if topic in self._topic_settings.denied:
+    def _entry(self, topic: str, found: TopicMetadata, known: "TopicSettings", now_s: float) -> str:
+        if known.is_denied:
             return DENIED
-        known, trouble = self._topic_settings.of(topic), self._troubles.get(topic, Trouble())
+        trouble = self._troubles.get(topic, Trouble())
         is_narrow = known.max_bytes is not None and known.max_bytes < self._max_bytes
         is_isolated = known.refuses_timestamps or now_s < trouble.isolated_until_s
         marks = COMPACTED * known.is_compacted + ISOLATED * is_isolated
@@ -276,6 +289,8 @@ class TopicSettings:
     min_insync: int = 1
     #: It refuses timestamps that are a few seconds off the broker's clock.
     refuses_timestamps: bool = False
+    #: duetime may not write to it.
+    is_denied: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, ConfigEntry]) -> "TopicSettings":
@@ -294,45 +309,64 @@ class TopicSettings:
 
 
 class TopicSettingsCache:
-    """Describes the settings and the rights of topics, and remembers them."""
+    """Describes the settings and the rights of topics, and remembers them.
 
-    def __init__(self) -> None:
-        self._known: dict[str, TopicSettings] = {}
-        #: Topics that duetime may not write to.
-        self.denied: set[str] = set()
+    It does so in a thread of its own: a description may wait for a broker that has just ended,
+    while the table has to say which partitions have lost their leader.
+    """
+
+    def __init__(self, admin: AdminClient) -> None:
+        self._admin = admin
+        #: Replaced by each description, never changed.
+        self._known: Mapping[str, TopicSettings] = {}
         self._described_s = -SETTINGS_INTERVAL_S
+        self._thread: threading.Thread | None = None
 
-    def refresh(self, admin: AdminClient, topics: Iterable[str]) -> None:
-        """Describe new topics, and all of them once in SETTINGS_INTERVAL_S."""
+    def refresh(self, topics: Iterable[str], timeout_s: float) -> Mapping[str, TopicSettings]:
+        """Describe new topics, and all of them once in SETTINGS_INTERVAL_S; return those known.
+
+        New topics are waited for, for `timeout_s` seconds at most.
+        """
+        new = [name for name in topics if name not in self._known]
         is_full = time.monotonic() - self._described_s >= SETTINGS_INTERVAL_S
-        if is_full:
-            self._described_s = time.monotonic()
-        wanted = [name for name in topics if is_full or name not in self._known]
-        for first in range(0, len(wanted), MAX_TOPICS):
-            self._describe(admin, wanted[first : first + MAX_TOPICS])
+        if (new or is_full) and not (self._thread and self._thread.is_alive()):
+            wanted = list(topics) if is_full else new
+            if is_full:
+                self._described_s = time.monotonic()
+            self._thread = threading.Thread(
+                target=self._describe_all, args=[wanted], name="topic-settings", daemon=True
+            )
+            self._thread.start()
+        if new and self._thread:
+            self._thread.join(timeout_s)
+        return self._known
 
-    def of(self, topic: str) -> TopicSettings:
-        """Return the settings of a topic, as far as they are known."""
-        return self._known.get(topic, TopicSettings())
+    def _describe_all(self, topics: list[str]) -> None:
+        for first in range(0, len(topics), MAX_TOPICS):
+            self._describe(topics[first : first + MAX_TOPICS])
 
-    def _describe(self, admin: AdminClient, topics: list[str]) -> None:
+    def _describe(self, topics: list[str]) -> None:
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
-        answers = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
-        for resource, answer in answers.items():
-            # Without the right to describe a topic, its limits show when it refuses a record.
-            self._known.setdefault(resource.name, TopicSettings())
-            with suppress(KafkaException):
-                self._known[resource.name] = TopicSettings.of(answer.result())
-        described = admin.describe_topics(
-            TopicCollection(topics),
-            include_authorized_operations=True,
-            request_timeout=REQUEST_TIMEOUT_S,
+        admin = self._admin
+        settings = admin_answers(
+            admin,
+            lambda timeout_s: admin.describe_configs(resources, request_timeout=timeout_s),
+            REQUEST_TIMEOUT_S,
         )
-        for name, description in described.items():
+        rights = described_topics(admin, topics, REQUEST_TIMEOUT_S, rights=True)
+        known = dict(self._known)
+        for resource, answer in settings.items():
+            # Without the right to describe a topic, its limits show when it refuses a record.
+            before = known.setdefault(resource.name, TopicSettings())
             with suppress(KafkaException):
-                rights = description.result().authorized_operations
-                allowed = not rights or AclOperation.WRITE in rights
-                (self.denied.discard if allowed else self.denied.add)(name)
+                of_topic = TopicSettings.of(answer.result())
+                known[resource.name] = replace(of_topic, is_denied=before.is_denied)
+        for name, description in rights.items():
+            with suppress(KafkaException):
+                allowed = description.result().authorized_operations
+                is_denied = bool(allowed) and AclOperation.WRITE not in allowed
+                known[name] = replace(known[name], is_denied=is_denied)
+        self._known = known
 
 
 @dataclass(frozen=True, slots=True)
