@@ -20,7 +20,7 @@ app = typer.Typer(
     help="Measure lateness and throughput on this machine, or on an existing cluster.",
 )
 
-StuckMode = Literal["leaderless", "refusing", "missing"] | None
+StuckMode = Literal["leaderless", "refusing", "missing", "dying"] | None
 Way = Literal["visible", "consumer", "spark", "all"]
 STORE = "Where messages wait: kafka, redis for a temporary server, or redis://host:port/db."
 KAFKA = "Use this cluster; else a temporary broker is started."

@@ -215,23 +215,32 @@ REFUSING = {"message.timestamp.type": "CreateTime", "message.timestamp.before.ma
 #: The second node: it leads only the destination that loses its leader.
 SECOND = 2
 
+#: When it dies under load, in seconds from the start of the load.
+DEATH_S = 10.0
+
 
 def _lateness_beside_stuck(mode: str, plan: LoadPlan, warm_up_s: float) -> Figures:
     """Send the plan to one topic, and a few messages to a destination that takes nothing.
 
-    `mode` is why: `leaderless`, `refusing` or `missing`. Raises SetupError.
+    `mode` is why: `leaderless`, `refusing` or `missing`; or its broker is `dying` under the load,
+    and comes back after it. Raises SetupError.
     """
     with _two_brokers() as (settings, second), running_pipeline(settings):
         deliver_before(settings, plan, warm_up_s)
         topic = _stuck_destination(settings, second, mode)
         # A topic that is missing or leaderless takes none.
-        arrived = Appends(settings, [topic] if mode == "refusing" else [])
+        arrived = Appends(settings, [topic] if mode in {"refusing", "dying"} else [])
         time.sleep(DISCOVERY_S)
+        death = threading.Timer(DISCOVERY_S + DEATH_S, second.kill)
+        if mode == "dying":
+            death.start()
         options = {"delay_ms": STUCK_DELAY_MS, "destinations": (topic,), "label": "stuck"}
         stuck = LoadPlan.steady(STUCK_RATE, plan.messages / plan.rate, **options)
         with start_load(settings, stuck) as load:
             figures, _ = _run(settings, plan, "others")
             load()
+        if mode == "dying":
+            second.start()
         progress("waiting until all messages for the stuck destination are dead letters ...")
 
         def reasons() -> Counter[str]:
@@ -272,9 +281,10 @@ def _stuck_destination(settings: Settings, second: LocalBroker, mode: str) -> st
 
     if mode == "refusing":
         admin.create_topics([NewTopic(topic, 1, config=REFUSING)])[topic].result()
-    elif mode == "leaderless":
+    elif mode != "missing":
         second.start()
         admin.create_topics([NewTopic(topic, 1, replica_assignment=[[SECOND]])])[topic].result()
+    if mode == "leaderless":
         second.kill()
         progress("waiting until the destination has no leader ...")
         wait_until(is_leaderless, math.inf)

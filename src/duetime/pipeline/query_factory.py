@@ -265,15 +265,15 @@ def query_drill(
 ) -> Callable[[], None]:
     """Return a job that does with these records what lanes and intake do, and sends nothing.
 
-    It warms up what runs between two batches of a query, while nobody is served: planning, and
-    generating code, which each task does. In a cold JVM that takes 2 s.
+    It warms up what runs between two batches of a query: planning, and generating code, which each
+    task does. In a cold JVM that takes 2 s.
     """
     read = read_ranges(spark, settings, records, fail_on_missing=False)
     steps = lane_rows(read, settings), Intake(settings).rows(read)
 
     def drill() -> None:
         for each in steps:
-            # Each time it is planned anew.
+            # Each write plans it again.
             each.write.format("noop").mode("overwrite").save()
 
     return drill

@@ -264,6 +264,11 @@ class TopicMetadataCache:
         log.warning("holding records, no acknowledgement topic=%s seconds=%.0f", topic, pause_s)
         self.refresh()
 
+    def is_leaderless(self, topic: str) -> bool:
+        """Return whether the topic had a partition without a leader at the last refresh."""
+        entry = self._published.get(topic, "").split(SEPARATOR)
+        return str(Reason.NO_LEADER) in entry and not self._is_silent
+
     def knows(self, topic: str) -> bool:
         """Return whether the cluster had the topic at the last refresh."""
         return topic in self._published
