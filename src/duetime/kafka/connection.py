@@ -51,9 +51,11 @@ ANSWER_S = (1.5, 2.5)
 #: Pause between two tries of `await_kafka`, in seconds.
 RETRY_INTERVAL_S = 0.5
 
-#: The timeout of the first try of `admin_answers`, doubled with each, and how long it waits for
-#: another controller, in seconds.
-FIRST_TRY_S, CONTROLLER_S = 0.5, 0.1
+#: The timeouts of the first tries of `admin_answers`, in seconds; the last one has what is left.
+TRIES_S = 0.5, 1.0
+
+#: How long it waits for another controller, in seconds.
+CONTROLLER_S = 0.1
 
 #: A topic to ask for when only the cluster is of interest: it need not exist.
 ANY_TOPIC = "__consumer_offsets"
@@ -242,15 +244,16 @@ def admin_answers(
     broker, and until its end is noticed (`broker.session.timeout.ms`, 9 s) one that has just died.
     The client waits for it. So the request is given up soon, and repeated once Kafka names another.
     """
-    deadline_s, try_s = time.monotonic() + timeout_s, FIRST_TRY_S
+    deadline_s = time.monotonic() + timeout_s
     controller: int | None = None
-    while True:
-        left_s = max(deadline_s - time.monotonic(), 0.0)
-        answers = ask(min(try_s, left_s) or FIRST_TRY_S)
-        if left_s <= try_s or not any(_is_timed_out(each) for each in answers.values()):
+    for try_s in TRIES_S:
+        if deadline_s - time.monotonic() <= try_s:
+            break
+        answers = ask(try_s)
+        if not any(_is_timed_out(each) for each in answers.values()):
             return answers
-        try_s *= 2
-        controller = _other_controller(admin, controller, max(left_s, FIRST_TRY_S))
+        controller = _other_controller(admin, controller)
+    return ask(max(deadline_s - time.monotonic(), TRIES_S[0]))
 
 
 def _is_timed_out(answer: Future[AnswerT]) -> bool:
@@ -258,13 +261,13 @@ def _is_timed_out(answer: Future[AnswerT]) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() in TIMED_OUT
 
 
-def _other_controller(admin: AdminClient, than: int | None, timeout_s: float) -> int | None:
+def _other_controller(admin: AdminClient, than: int | None) -> int | None:
     """Have Kafka name a controller to the client until it is another one; return it."""
     named = than
 
     def is_other() -> bool:
         nonlocal named
-        named = admin.list_topics(ANY_TOPIC, timeout=timeout_s).controller_id
+        named = admin.list_topics(ANY_TOPIC, timeout=TRIES_S[-1]).controller_id
         return named != than
 
     with suppress(KafkaException):

@@ -51,7 +51,6 @@ from duetime.pipeline.release.slot_indexer import SlotIndexing
 from duetime.pipeline.store_queries import SAVED_KEPT_MS, ExpiringStore, expiration_handler
 from duetime.pipeline.webhooks import WebhookWorker
 from duetime.spark.kafka_io import RETRY_PAUSE_S, BatchHandler, client_id
-from duetime.spark.producer_pool import abort_producer
 from duetime.spark.task_jvms import ProducerMetrics
 from duetime.stores import Store
 from duetime.stores.factory import open_store
@@ -231,7 +230,6 @@ class Leader:
             remote=[f"{OUTBOX}{cluster}" for cluster in settings.clusters],
             partitions=self._partitions,
             drain=self._drain,
-            abort=self._abort,
             recreated_topics=factory.recreated_topics,
         )
 
@@ -288,10 +286,6 @@ class Leader:
     def _drain(self, name: str) -> None:
         """Wait until the records of a stopped query are acknowledged, or too old to be."""
         self._context.producer_metrics.await_quiet(self._client_id(name), RETRY_PAUSE_S)
-
-    def _abort(self, name: str) -> None:
-        """Give up what a stopped query's producer still holds: in executors, it is waited for."""
-        abort_producer(self._context.spark, self._client_id(name))
 
     def _await_quiet_unless_leading(self) -> None:
         """Wait until nothing that rows have handed over is sent any more: others may lead."""

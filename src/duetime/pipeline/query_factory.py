@@ -268,11 +268,13 @@ def query_drill(
     It warms up what runs between two batches of a query: planning, and generating code, which each
     task does. In a cold JVM that takes 2 s.
     """
-    read = read_ranges(spark, settings, records, fail_on_missing=False)
-    steps = lane_rows(read, settings), Intake(settings).rows(read)
+    rows: list[DataFrame] = []
 
     def drill() -> None:
-        for each in steps:
+        if not rows:
+            read = read_ranges(spark, settings, records, fail_on_missing=False)
+            rows.extend((lane_rows(read, settings), Intake(settings).rows(read)))
+        for each in rows:
             # Each write plans it again.
             each.write.format("noop").mode("overwrite").save()
 

@@ -3,8 +3,8 @@
 A query is restarted from its last commit when it has failed, when its producer has given up a
 record, when a topic that it reads was created again, and when one has more partitions. A failed
 query rests until no record of it is in flight, and longer after each further failure; the others go
-on meanwhile. After a refusal, which is an answer, it does not rest. After the end of an executor,
-or when only partitions without a leader gave no answer, it rests just until nothing more is sent.
+on meanwhile. After a refusal, which is an answer, it does not rest, and after the end of an
+executor only until that one can send nothing more.
 """
 
 import logging
@@ -21,7 +21,6 @@ from duetime.client.status import RUNS
 from duetime.core.clock import doubled_ms
 from duetime.core.errors import DuetimeError, error_text
 from duetime.core.metrics import QUERY_FAILURES
-from duetime.pipeline.delivery.isolation import Blame
 from duetime.spark.executors import END_S, is_executor_ended
 from duetime.spark.kafka_io import RETRY_PAUSE_S
 
@@ -88,17 +87,16 @@ class QuerySupervisor:
         *,
         refresh: Callable[[], None],
         given_up: Callable[[str], int],
-        blame: Callable[[Exception], Blame],
+        blame: Callable[[Exception], int],
         remote: Collection[str] = (),
         partitions: Callable[[str], Mapping[str, int]] = lambda _: {},
         drain: Callable[[str], object] = lambda _: None,
-        abort: Callable[[str], object] = lambda _: None,
         recreated_topics: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """`starts` has how each query is started, by its name; `refresh` is called before that.
 
-        `blame` takes the error of a failed query, before it is started again, and returns the
-        destinations that have caused it: their records go another way from then on.
+        `blame` takes the error of a failed query, before it is started again, and returns how many
+        destinations have refused a record: their records go another way from then on.
 
         `given_up` returns how many records a query's producer could not deliver: Spark asks for
         that with the next record, and an idle query would not fail for minutes. Nothing waits for
@@ -106,17 +104,16 @@ class QuerySupervisor:
 
         `partitions` returns how many partitions each topic of a query has that may get more: a
         real-time query reads those that it began its batch with. `drain` waits until what a query
-        has sent is acknowledged, so that it is found when it is read back; `abort` gives up what
-        its producer has not sent. `recreated_topics` has the queries that read a topic which was
-        created again since they were started, and which: they would skip records.
+        has sent is acknowledged, so that it is found when it is read back. `recreated_topics` has
+        the queries that read a topic which was created again since they were started, and which:
+        they would skip records.
         """
         self._queries = [SupervisedQuery(name, start) for name, start in starts.items()]
         for name in starts:
             # Published as 0: Prometheus sees no increase in what begins with a failure.
             QUERY_FAILURES.labels(name)
         self._refresh, self._given_up, self._blame = refresh, given_up, blame
-        self._remote, self._partitions = remote, partitions
-        self._drain, self._abort = drain, abort
+        self._remote, self._partitions, self._drain = remote, partitions, drain
         self._recreated_topics = recreated_topics
         self._stopping = threading.Event()
         # All at once, because each takes seconds in a JVM that has just been started.
@@ -200,14 +197,10 @@ class QuerySupervisor:
         # A record that was given up without an answer may still be written: only the query's own
         # error says that it was refused.
         is_answer = not isinstance(error, DuetimeError) and "Expiring" not in str(error)
-        blamed = self._blame(error)
-        is_refused = blamed.isolated > 0 and is_answer
-        if is_leaderless := blamed.are_leaderless and not is_answer:
-            # The producer holds what was handed over until that was known: seconds of it.
-            self._abort(query.name)
+        is_refused = self._blame(error) > 0 and is_answer
         if time.monotonic() - query.started_s > RECOVERED_S:
             query.failures = 0
-        is_ended = is_leaderless or is_executor_ended(error)
+        is_ended = is_executor_ended(error)
         is_quick = (is_refused or is_ended) and query.failures < MAX_QUICK_RESTARTS
         query.failures += 1
         rest_s = doubled_ms(query.failures, RESTART_MS, MAX_RESTART_MS) / 1_000

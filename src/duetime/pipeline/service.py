@@ -30,8 +30,7 @@ from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.release.job import ReleaseJob
 from duetime.spark.executors import task_jvms
 from duetime.spark.kafka_io import RETRY_PAUSE_S
-from duetime.spark.producer_pool import drop_broken_producers
-from duetime.spark.session import is_alive, require_slots, spark_session
+from duetime.spark.session import drop_broken_producers, is_alive, require_slots, spark_session
 from duetime.stores.factory import check_store
 from duetime.stores.wheel_store import DeletionGuard
 
@@ -204,12 +203,13 @@ class Pipeline:
         drill, rounds = query_drill(self.spark, self._settings, records), count(1)
 
         def step() -> None:
-            drill()
+            # Counted before: one that fails is not repeated for ever.
             if next(rounds) == QUERY_DRILLS:
                 thread.stopping.set()
+            drill()
 
         thread = PeriodicThread("query-drill", QUERY_DRILL_INTERVAL_S, step)
-        self._to_stop.callback(thread.stop)
+        self._to_stop.callback(thread.stop, QUERY_DRILL_INTERVAL_S)
         thread.start()
 
     def watch(self) -> None:

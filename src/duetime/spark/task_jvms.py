@@ -15,8 +15,7 @@ from pyspark.sql import SparkSession
 
 from duetime.core.threads import wait_until
 from duetime.spark.catalyst import java_array, java_class
-from duetime.spark.producer_pool import close_producers
-from duetime.spark.session import jvm
+from duetime.spark.session import close_producers, jvm
 
 #: A key=value of an ObjectName, and a "name = value" of an AttributeList, both as Java prints them.
 KEY = re.compile(r"[:,]([\w-]+)=([^,]*)")

@@ -1,7 +1,6 @@
 """Spark's producers, by what the driver's JVM says of them."""
 
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,13 +16,8 @@ from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import Offsets
 from duetime.local.broker import LocalBroker
 from duetime.spark.catalyst import java_array
-from duetime.spark.kafka_io import DELIVERY_TIMEOUT_S, client_id, write_batch
-from duetime.spark.producer_pool import (
-    PRODUCERS,
-    abort_producer,
-    close_producers,
-    drop_broken_producers,
-)
+from duetime.spark.kafka_io import client_id, write_batch
+from duetime.spark.session import PRODUCERS, close_producers, drop_broken_producers
 from duetime.spark.task_jvms import DriverProducers
 
 pytestmark = pytest.mark.timeout(600)
@@ -69,24 +63,6 @@ def test_producers_are_closed_once_their_records_have_arrived(spark, paused):
         assert not written.result(PATIENCE_S)
     assert offsets.ends([(topic, 0)]) == {(topic, 0): 2}
     offsets.close()
-
-
-def test_an_aborted_producer_sends_nothing_more_and_is_replaced(spark, paused):
-    """What it holds is given up at once, and not after its delivery timeout."""
-    settings, topic = small_settings(paused.bootstrap), "aborted"
-    eventually(lambda: sent(spark, settings, topic))
-    metrics, client = DriverProducers(spark), client_id(settings, "slow")
-    send_signal(paused.pid, signal.SIGSTOP)
-    with ThreadPoolExecutor() as pool:
-        written = pool.submit(sent, spark, settings, topic)
-        eventually(lambda: metrics.unacknowledged_bytes(client))
-        begun_s = time.monotonic()
-        abort_producer(spark, client)
-        assert not written.result(PATIENCE_S)
-        assert time.monotonic() - begun_s < DELIVERY_TIMEOUT_S / 2
-        assert not metrics.unacknowledged_bytes(client)
-    send_signal(paused.pid, signal.SIGCONT)
-    eventually(lambda: sent(spark, settings, topic))
 
 
 def test_producer_with_a_fatal_error_is_replaced(spark, broker):

@@ -50,12 +50,15 @@ def test_the_request_is_repeated_once_another_controller_is_named(named):
     assert len(timeouts_s) <= 3
 
 
-def test_each_try_has_more_time_and_all_have_an_end():
+@pytest.mark.parametrize(
+    ("timeout_s", "tries_s"), [(0.2, [0.2]), (0.6, [0.5, 0.5]), (60, [0.5, 1, 60])]
+)
+def test_the_last_try_has_the_time_that_is_left(timeout_s, tries_s):
     client = Client()
     ask, timeouts_s = asked(client)
-    answer = admin_answers(client, ask, 0.2)["orders"]
+    answer = admin_answers(client, ask, timeout_s)["orders"]
     assert answer.exception().args[0].code() == KafkaError._TIMED_OUT
-    assert timeouts_s == [pytest.approx(0.2, abs=0.1)]
+    assert timeouts_s == pytest.approx(tries_s, abs=0.5)
 
 
 def test_a_refusal_is_an_answer():

@@ -16,13 +16,10 @@ class Topics:
     """The topics of a cluster, and which of them are isolated."""
 
     def __init__(self, *known):
-        self.known, self.isolated, self.leaderless = known, [], set()
+        self.known, self.isolated = known, []
 
     def knows(self, topic):
         return topic in self.known
-
-    def is_leaderless(self, topic):
-        return topic in self.leaderless
 
     def isolate(self, topic):
         self.isolated.append(topic)
@@ -43,7 +40,7 @@ class Rig:
     def blame(self, text="", **errors):
         """By topic, how many records of the producer of windows were not delivered by now."""
         self.errors |= {("duetime.release-0", topic): count for topic, count in errors.items()}
-        return self.failed.blame(Exception(text)).isolated
+        return self.failed.blame(Exception(text))
 
 
 @pytest.fixture
@@ -74,20 +71,10 @@ def test_destination_that_an_error_names_is_isolated_if_it_is_known(rig):
     assert rig.here.isolated == ["orders"]
 
 
-@pytest.mark.parametrize(
-    ("leaderless", "are_leaderless"),
-    [(set(), False), ({"orders"}, False), ({"orders", "bills"}, True)],
-)
-def test_all_that_failed_have_to_be_without_a_leader(rig, leaderless, are_leaderless):
-    rig.here.leaderless = leaderless
-    rig.errors |= {("duetime.release-0", topic): 1 for topic in ("orders", "bills")}
-    assert rig.failed.blame(Exception()) == (2, are_leaderless)
-
-
 def test_destination_on_another_cluster_is_isolated_there(rig):
     client = next(iter(rig.failed._clusters)) + "outbox"
     rig.errors[client, "orders"] = 1
-    assert rig.failed.blame(Exception()).isolated == 1
+    assert rig.failed.blame(Exception()) == 1
     assert (rig.here.isolated, rig.eu.isolated) == ([], ["orders"])
 
 

@@ -8,12 +8,10 @@ from prometheus_client import REGISTRY
 from tests.support.clocks import eventually
 
 from duetime.client.status import RUNS
-from duetime.pipeline.delivery.isolation import Blame
 from duetime.pipeline.query_supervisor import MAX_QUICK_RESTARTS, QuerySupervisor
-from duetime.spark.executors import END_S
 
 #: What happens to queries that never fail.
-LIFE = {"refresh": lambda: None, "given_up": lambda _: 0, "blame": lambda _: Blame()}
+LIFE = {"refresh": lambda: None, "given_up": lambda _: 0, "blame": lambda _: 0}
 
 
 def test_query_that_has_not_failed_is_published_with_0_failures():
@@ -97,10 +95,6 @@ def test_query_restarts_when_its_topic_was_created_again(caplog):
     queries.stop()
 
 
-#: The error of a query that has given up a record without an answer.
-EXPIRED = "TimeoutException: Expiring 3 record(s) for orders-0:10000 ms has passed"
-
-
 class Failing:
     """Starts a query that has failed each time, of which a destination may be the cause."""
 
@@ -126,26 +120,18 @@ class Failing:
 @pytest.mark.parametrize(
     ("blamed", "error", "restarts"),
     [
-        (Blame(1), "org.apache.kafka.common.errors.InvalidTimestampException", MAX_QUICK_RESTARTS),
+        (1, "org.apache.kafka.common.errors.InvalidTimestampException", MAX_QUICK_RESTARTS),
         # It may be written later: what restarts now would not find it.
-        (Blame(1), EXPIRED, 0),
-        (Blame(), "nobody knows why", 0),
+        (1, "TimeoutException: Expiring 3 record(s) for orders-0:10000 ms has passed", 0),
+        (0, "nobody knows why", 0),
     ],
 )
 def test_query_rests_unless_a_destination_has_refused_a_record(blamed, error, restarts):
     assert Failing(blamed, Exception(error)).restarts() == restarts
 
 
-def test_query_gives_up_at_once_what_no_broker_can_take(caplog):
-    query, aborted = Failing(Blame(1, are_leaderless=True), Exception(EXPIRED)), []
-    query.queries._abort = aborted.append
-    assert query.restarts() == 0
-    assert aborted == ["lanes"]
-    assert f"restart_s={END_S:.0f}" in caplog.text
-
-
 def test_query_rests_after_records_were_given_up():
     """Whether they were refused or not answered is not known."""
-    query = Failing(Blame(1), None)
+    query = Failing(1, None)
     query.queries._given_up = lambda _: 1
     assert query.restarts() == 0

@@ -18,3 +18,5 @@ def test_a_new_topic_is_waited_for_only_briefly():
     # Nor does the next one wait for the first description.
     assert cache.refresh(["orders", "bills"], timeout_s=0.05) == {}
     assert time.monotonic() - begun_s < SOON_S
+    # A table without its topics would say that they do not exist.
+    assert not cache.is_complete

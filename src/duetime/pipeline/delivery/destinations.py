@@ -61,6 +61,9 @@ REQUEST_TIMEOUT_S = 10.0
 #: that the others name as controller: for the seconds until its end is noticed, it does not answer.
 NEW_SETTINGS_S = 1.0
 
+#: How long the first refresh waits for them, in seconds: two requests may be given up.
+FIRST_SETTINGS_S = 3 * REQUEST_TIMEOUT_S
+
 #: How long a cluster counts as reached after a request that it answered, in seconds.
 REACHED_S = 4.0
 
@@ -131,7 +134,7 @@ class TopicMetadataCache:
     def start(self, *, wait: bool = True) -> None:
         """Begin to refresh; with `wait`, return after the first refresh."""
         if wait:
-            self.refresh(2 * REQUEST_TIMEOUT_S)
+            self.refresh(FIRST_SETTINGS_S)
         self._refreshed_s = self._requested_s = time.monotonic()
         self._thread.start()
 
@@ -152,12 +155,16 @@ class TopicMetadataCache:
         """Ask the cluster and publish its answer. Without an answer, the table stays as it is.
 
         A new topic is published once its settings are described, or their description has failed;
-        that is waited for, for `settings_timeout_s` seconds at most.
+        that is waited for, for `settings_timeout_s` seconds at most. Nothing is published before
+        that of all topics has ended: they would seem not to exist.
         """
         with self._lock:
             started_s = time.monotonic()
             try:
-                self._publish(self._entries(settings_timeout_s))
+                entries = self._entries(settings_timeout_s)
+                if not self._topic_settings.is_complete:
+                    return
+                self._publish(entries)
             except KafkaException as error:
                 if not self._is_silent:
                     log.warning(
@@ -264,11 +271,6 @@ class TopicMetadataCache:
         log.warning("holding records, no acknowledgement topic=%s seconds=%.0f", topic, pause_s)
         self.refresh()
 
-    def is_leaderless(self, topic: str) -> bool:
-        """Return whether the topic had a partition without a leader at the last refresh."""
-        entry = self._published.get(topic, "").split(SEPARATOR)
-        return str(Reason.NO_LEADER) in entry and not self._is_silent
-
     def knows(self, topic: str) -> bool:
         """Return whether the cluster had the topic at the last refresh."""
         return topic in self._published
@@ -326,29 +328,47 @@ class TopicSettingsCache:
         self._known: Mapping[str, TopicSettings] = {}
         self._described_s = -SETTINGS_INTERVAL_S
         self._thread: threading.Thread | None = None
+        #: All topics were described once, or that has failed.
+        self.is_complete = False
 
     def refresh(self, topics: Iterable[str], timeout_s: float) -> Mapping[str, TopicSettings]:
         """Describe new topics, and all of them once in SETTINGS_INTERVAL_S; return those known.
 
-        New topics are waited for, for `timeout_s` seconds at most.
+        New topics are waited for, for `timeout_s` seconds at most. Not thread-safe.
         """
-        new = [name for name in topics if name not in self._known]
-        is_full = time.monotonic() - self._described_s >= SETTINGS_INTERVAL_S
+        deadline_s, every = time.monotonic() + timeout_s, list(topics)
+        # The description that is under way may have begun before some of the topics were there.
+        for _ in range(2):
+            self._begin(every)
+            if self._thread and (self._new(every) or not self.is_complete):
+                self._thread.join(max(deadline_s - time.monotonic(), 0.0))
+        return self._known
+
+    def _new(self, topics: list[str]) -> list[str]:
+        return [name for name in topics if name not in self._known]
+
+    def _begin(self, topics: list[str]) -> None:
+        """Begin a description, if one is due and none is under way."""
+        new, is_full = self._new(topics), self._is_full_due()
         if (new or is_full) and not (self._thread and self._thread.is_alive()):
-            wanted = list(topics) if is_full else new
+            wanted = topics if is_full else new
             if is_full:
                 self._described_s = time.monotonic()
             self._thread = threading.Thread(
                 target=self._describe_all, args=[wanted], name="topic-settings", daemon=True
             )
             self._thread.start()
-        if new and self._thread:
-            self._thread.join(timeout_s)
-        return self._known
+
+    def _is_full_due(self) -> bool:
+        return time.monotonic() - self._described_s >= SETTINGS_INTERVAL_S
 
     def _describe_all(self, topics: list[str]) -> None:
-        for first in range(0, len(topics), MAX_TOPICS):
-            self._describe(topics[first : first + MAX_TOPICS])
+        try:
+            for first in range(0, len(topics), MAX_TOPICS):
+                self._describe(topics[first : first + MAX_TOPICS])
+            self.is_complete = True
+        except Exception:
+            log.exception("could not describe topics, will be repeated")
 
     def _describe(self, topics: list[str]) -> None:
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -79,15 +79,6 @@ TOPIC_IN_ERROR = (
 )
 
 
-class Blame(NamedTuple):
-    """The destinations that made a sink fail."""
-
-    #: How many are isolated now.
-    isolated: int = 0
-    #: All of them have a partition without a leader: no broker takes what was sent to it.
-    are_leaderless: bool = False
-
-
 class FailedDestinations:
     """Finds the destinations that failed a sink, and isolates them. Thread-safe."""
 
@@ -105,8 +96,8 @@ class FailedDestinations:
         self._clusters = {client_id(settings.at(name), ""): name for name in settings.clusters}
         self._errors: dict[tuple[str, str], int] = {}
 
-    def blame(self, error: BaseException) -> Blame:
-        """Isolate the destinations that made a sink fail with this error, and return them.
+    def blame(self, error: BaseException) -> int:
+        """Isolate the destinations that made a sink fail with this error; return their number.
 
         Where internal topics failed too, it is an outage of brokers and no destination's fault:
         none is isolated, since one by one a backlog of all would take hours.
@@ -114,16 +105,12 @@ class FailedDestinations:
         try:
             found = self._by_metrics() | {(None, topic) for topic in named_topics(str(error))}
             if any(not cluster and topic.startswith(self._internal) for cluster, topic in found):
-                return Blame()
-            known = [(each, topic) for each, topic in found if self._knows(each, topic)]
-            for cluster, topic in known:
-                self._destinations[cluster].isolate(topic)
-            leaderless = [self._destinations[each].is_leaderless(topic) for each, topic in known]
-            return Blame(len(known), bool(leaderless) and all(leaderless))
+                return 0
+            return sum(self._isolate(cluster, topic) for cluster, topic in found)
         except Exception:
             # The failed work is repeated anyway.
             log.exception("could not find which destination has failed")
-            return Blame()
+            return 0
 
     def await_quiet(self, client_id: str, timeout_s: float) -> bool:
         """See `ProducerMetrics.await_quiet`."""
@@ -140,9 +127,13 @@ class FailedDestinations:
         known = (name for prefix, name in self._clusters.items() if client_id.startswith(prefix))
         return next(known, None)
 
-    def _knows(self, cluster: str | None, topic: str) -> bool:
-        """Return whether the topic exists: the one that an error names need not."""
-        return cluster in self._destinations and self._destinations[cluster].knows(topic)
+    def _isolate(self, cluster: str | None, topic: str) -> bool:
+        destinations = self._destinations.get(cluster)
+        # The topic that an error names need not exist.
+        if destinations is None or not destinations.knows(topic):
+            return False
+        destinations.isolate(topic)
+        return True
 
 
 def named_topics(error: str) -> set[str]:

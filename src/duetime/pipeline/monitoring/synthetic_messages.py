@@ -330,12 +330,12 @@ class WarmUp:
         Return early once `until` is set: this process is needed for something else.
         """
         ends = [self._stopping] if until is None else [self._stopping, until]
-        until_s = self._deadline_s(DRILL_SHARE if until is None else 1)
+        records, until_s = self.drilled, self._deadline_s(DRILL_SHARE if until is None else 1)
 
         def repeat(_: int) -> int:
             jobs = 0
             while time.monotonic() < until_s and not any(each.is_set() for each in ends):
-                job(self.drilled)
+                job(records)
                 jobs += 1
             return jobs
 

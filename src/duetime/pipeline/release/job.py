@@ -195,7 +195,7 @@ class ReleaseJob:
         except Exception as error:
             if is_ended := is_executor_ended(error):
                 time.sleep(END_S)
-            if self._isolation and (is_ended or self._isolation.blame(error).isolated):
+            if self._isolation and (is_ended or self._isolation.blame(error)):
                 left_s = started_s + DELIVERY_TIMEOUT_S - time.monotonic()
                 client, timeout_s = client_id(self._settings, name), min(QUIET_TIMEOUT_S, left_s)
                 if self._isolation.await_quiet(client, timeout_s):
