@@ -18,7 +18,7 @@ from duetime.core.clock import Clock
 from duetime.core.metrics import RECOVERY_SECONDS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
-from duetime.kafka.offsets import OffsetRange, Offsets, Partition
+from duetime.kafka.offsets import Offsets, Partition
 from duetime.pipeline import (
     FAILURES,
     INTAKE,
@@ -47,7 +47,6 @@ from duetime.spark.kafka_io import (
     NO_LIMIT,
     BatchHandler,
     process_available,
-    read_ranges,
     read_stream,
     start_micro_batches,
     start_real_time,
@@ -258,27 +257,6 @@ class QueryFactory:
         )
         handle = handler(self._clock.now_ms())
         return start_micro_batches(records, handle, self._settings, name, interval)
-
-
-def query_drill(
-    spark: SparkSession, settings: Settings, records: Sequence[OffsetRange]
-) -> Callable[[], None]:
-    """Return a job that does with these records what lanes and intake do, and sends nothing.
-
-    It warms up what runs between two batches of a query: planning, and generating code, which each
-    task does. In a cold JVM that takes 2 s.
-    """
-    rows: list[DataFrame] = []
-
-    def drill() -> None:
-        if not rows:
-            read = read_ranges(spark, settings, records, fail_on_missing=False)
-            rows.extend((lane_rows(read, settings), Intake(settings).rows(read)))
-        for each in rows:
-            # Each write plans it again.
-            each.write.format("noop").mode("overwrite").save()
-
-    return drill
 
 
 def state_problems(last_run: StreamingQuery | None) -> list[str]:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,17 +14,15 @@ from duetime.core.errors import ConfigError, SetupError
 from duetime.core.leadership import IS_WARM
 from duetime.core.metrics import IS_LEADER
 from duetime.core.settings import Settings, is_submitted
-from duetime.core.threads import PeriodicThread
 from duetime.core.topics import TopicNames
 from duetime.kafka.admin import check_topics
-from duetime.kafka.offsets import OffsetRange, Offsets
+from duetime.kafka.offsets import Offsets
 from duetime.pipeline.delivery.destinations import TopicMetadataCache
 from duetime.pipeline.delivery.isolation import FailedDestinations
 from duetime.pipeline.leader import Leader, PipelineContext
 from duetime.pipeline.leadership.election import Election
 from duetime.pipeline.leadership.watchdog import Watchdog
 from duetime.pipeline.monitoring.synthetic_messages import WarmUp
-from duetime.pipeline.query_factory import query_drill
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.release.job import ReleaseJob
 from duetime.spark.executors import task_jvms
@@ -47,10 +44,6 @@ LEAD_RETRY_S = 5.0
 
 #: Interval of log lines about rejected messages and dead letters, in seconds.
 REJECTIONS_INTERVAL_S = 10.0
-
-#: How often the queries' steps are drilled after a start, and at what interval, in seconds: after
-#: that, the pause between two batches is a fourth of what it was.
-QUERY_DRILLS, QUERY_DRILL_INTERVAL_S = 40, 2.0
 
 #: Tasks besides those of real-time queries: of windows and cascades, retries and recovery. And how
 #: many more for each further shard of a slot: windows overlap, for some 3 s.
@@ -191,26 +184,10 @@ class Pipeline:
         if self.is_leading:
             warm_up.drill(self._context.release_job)
             warm_up.until_punctual()
-            self._drill_queries(warm_up.drilled)
         else:
             # Another leads: nothing may be sent but to ourselves, and we may have to lead any time.
-            self._drill_queries(warm_up.drilled)
             warm_up.drill(self._context.release_job, until=self._election.is_leading)
             log.info("standing by")
-
-    def _drill_queries(self, records: Sequence[OffsetRange]) -> None:
-        """Warm up, beside other work, what a query does between two batches: the first is far."""
-        drill, rounds = query_drill(self.spark, self._settings, records), count(1)
-
-        def step() -> None:
-            # Counted before: one that fails is not repeated for ever.
-            if next(rounds) == QUERY_DRILLS:
-                thread.stopping.set()
-            drill()
-
-        thread = PeriodicThread("query-drill", QUERY_DRILL_INTERVAL_S, step)
-        self._to_stop.callback(thread.stop, QUERY_DRILL_INTERVAL_S)
-        thread.start()
 
     def watch(self) -> None:
         """Lead when elected, and keep the queries running, until `stop` is called.

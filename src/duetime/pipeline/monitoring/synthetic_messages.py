@@ -18,7 +18,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -315,11 +315,6 @@ class WarmUp:
         self._messages = SyntheticMessages(settings)
         self._started_s = time.monotonic()
 
-    @cached_property
-    def drilled(self) -> list[OffsetRange]:
-        """Records that any job may handle: they are due, and for the warm-up's topic."""
-        return [self._drilled_range()]
-
     def drill(
         self,
         job: Callable[[Sequence[OffsetRange]], None],
@@ -330,12 +325,13 @@ class WarmUp:
         Return early once `until` is set: this process is needed for something else.
         """
         ends = [self._stopping] if until is None else [self._stopping, until]
-        records, until_s = self.drilled, self._deadline_s(DRILL_SHARE if until is None else 1)
+        ranges = [self._drilled_range()]
+        until_s = self._deadline_s(DRILL_SHARE if until is None else 1)
 
         def repeat(_: int) -> int:
             jobs = 0
             while time.monotonic() < until_s and not any(each.is_set() for each in ends):
-                job(records)
+                job(ranges)
                 jobs += 1
             return jobs
 
