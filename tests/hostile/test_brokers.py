@@ -23,7 +23,7 @@ from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
 from duetime.kafka.admin import create_topics
 from duetime.kafka.connection import librdkafka_properties
-from duetime.kafka.offsets import describe_topic_ids
+from duetime.kafka.descriptions import describe_topic_ids
 from duetime.local.broker import ROOM_MIB, LocalBroker, new_cluster_id
 from duetime.local.process import free_port
 

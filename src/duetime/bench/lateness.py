@@ -231,9 +231,8 @@ def _lateness_beside_stuck(mode: str, plan: LoadPlan, warm_up_s: float) -> Figur
         # A topic that is missing or leaderless takes none.
         arrived = Appends(settings, [topic] if mode in {"refusing", "dying"} else [])
         time.sleep(DISCOVERY_S)
-        death = threading.Timer(DISCOVERY_S + DEATH_S, second.kill)
         if mode == "dying":
-            death.start()
+            threading.Timer(DISCOVERY_S + DEATH_S, second.kill).start()
         options = {"delay_ms": STUCK_DELAY_MS, "destinations": (topic,), "label": "stuck"}
         stuck = LoadPlan.steady(STUCK_RATE, plan.messages / plan.rate, **options)
         with start_load(settings, stuck) as load:

@@ -21,7 +21,8 @@ from duetime.core.metrics import DELAYED_REMOVED
 from duetime.delayed.index import Cursor, DeliverAfterIndex, DueBatch, SegmentLimits
 from duetime.delayed.options import ConsumerOptions
 from duetime.delayed.segments import Entries, SegmentFiles, SegmentLost, joined, record_entries
-from duetime.kafka.offsets import Partition, describe_topic_ids, runs
+from duetime.kafka.descriptions import describe_topic_ids
+from duetime.kafka.offsets import Partition, runs
 from duetime.kafka.range_reader import LogReader
 
 log = logging.getLogger(__name__)

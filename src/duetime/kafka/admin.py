@@ -33,6 +33,7 @@ from duetime.core.topics import (
     shared_names,
 )
 from duetime.kafka.connection import TURNED_AWAY, ClusterProbe
+from duetime.kafka.descriptions import described_configs
 from duetime.kafka.offsets import Offsets, Partition
 
 #: Timeout of one request, in seconds. Creating hundreds of partitions takes a few.
@@ -201,10 +202,9 @@ def check_not_compacted(admin: AdminClient, topic: str) -> bool:
 
     Where this user may not read the topic's settings, the check is left out.
     """
-    resource = ConfigResource(ResourceType.TOPIC, topic)
     try:
-        (answer,) = admin.describe_configs([resource], request_timeout=DESCRIBE_TIMEOUT_S).values()
-        policy = answer.result()["cleanup.policy"].value
+        described = described_configs(admin, [topic], DESCRIBE_TIMEOUT_S)[topic]
+        policy = str(described.result()["cleanup.policy"].value)
     except KafkaException as error:
         return bool(error.args[0].code() != BrokerError.UNKNOWN_TOPIC_OR_PART)
     if "compact" in policy:
@@ -277,19 +277,18 @@ def _answers(offsets: Offsets, places: Iterable[Partition]) -> bool:
 
 def _configs(admin: AdminClient, names: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return each topic's settings, with the cluster's defaults."""
-    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
-    if not resources:
+    asked, found = list(names), {}
+    if not asked:
         return {}
-    found = {}
-    for resource, answer in admin.describe_configs(resources, request_timeout=TIMEOUT_S).items():
+    for name, answer in described_configs(admin, asked, TIMEOUT_S).items():
         try:
             entries = answer.result().values()
         except KafkaException as error:
             raise KafkaError(
-                f"the settings of topic {resource.name} could not be read ({_reason(error)}): "
+                f"the settings of topic {name} could not be read ({_reason(error)}): "
                 "may this user describe topics?"
             ) from error
-        found[resource.name] = {each.name: each.value for each in entries if each.value is not None}
+        found[name] = {each.name: each.value for each in entries if each.value is not None}
     return found
 
 

@@ -8,13 +8,11 @@ import logging
 import math
 import os
 import re
-import time
-from collections.abc import Callable, Container, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Producer
@@ -27,9 +25,6 @@ from duetime.core.threads import wait_until
 from duetime.core.topics import TopicNames
 
 log = logging.getLogger(__name__)
-
-KeyT = TypeVar("KeyT")
-AnswerT = TypeVar("AnswerT")
 
 Properties = dict[str, str | int | float | bool]
 
@@ -51,15 +46,6 @@ ANSWER_S = (1.5, 2.5)
 #: Pause between two tries of `await_kafka`, in seconds.
 RETRY_INTERVAL_S = 0.5
 
-#: The timeouts of the first tries of `admin_answers`, in seconds; the last one has what is left.
-TRIES_S = 0.5, 1.0
-
-#: How long it waits for another controller, in seconds.
-CONTROLLER_S = 0.1
-
-#: A topic to ask for when only the cluster is of interest: it need not exist.
-ANY_TOPIC = "__consumer_offsets"
-
 #: How soon a topic exists that brokers create on demand, in seconds.
 CREATED_S = 1.0
 
@@ -70,9 +56,6 @@ TURNED_AWAY = (
     BrokerError._AUTHENTICATION,  # noqa: SLF001 (their public names)
     BrokerError._SSL,  # noqa: SLF001
 )
-
-#: Errors of the client that a request was not answered in time.
-TIMED_OUT = (BrokerError._TIMED_OUT, BrokerError._TIMED_OUT_QUEUE)  # noqa: SLF001 (their public names)
 
 #: Errors that a topic does not exist.
 MISSING = (BrokerError.UNKNOWN_TOPIC_OR_PART, BrokerError.TOPIC_EXCEPTION)
@@ -138,7 +121,8 @@ def librdkafka_properties(settings: Connection) -> Properties:
         "security.protocol": settings.security_protocol,
         # One sentence from us instead of librdkafka's lines on stderr.
         "log_level": 2,
-        # For requests that do not go through `admin_answers`: the default is 5 minutes.
+        # Requests that do not go through `kafka.descriptions` wait for the next metadata where the
+        # controller of the last one has died: by default, for 5 minutes.
         "topic.metadata.refresh.interval.ms": 5_000,
     }
     if settings.sasl_mechanism:
@@ -233,46 +217,6 @@ def create_on_demand(settings: Settings, topic: str) -> bool:
 
     # The first answer is from before it was created.
     return wait_until(exists, CREATED_S, CREATED_S / 20)
-
-
-def admin_answers(
-    admin: AdminClient, ask: Callable[[float], Mapping[KeyT, Future[AnswerT]]], timeout_s: float
-) -> Mapping[KeyT, Future[AnswerT]]:
-    """Return the answers of a reading admin request, each done; `ask` takes a timeout in seconds.
-
-    librdkafka sends such a request to the controller of its last metadata. On KRaft that may be any
-    broker, and until its end is noticed (`broker.session.timeout.ms`, 9 s) one that has just died.
-    The client waits for it. So the request is given up soon, and repeated once Kafka names another.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    controller: int | None = None
-    for try_s in TRIES_S:
-        if deadline_s - time.monotonic() <= try_s:
-            break
-        answers = ask(try_s)
-        if not any(_is_timed_out(each) for each in answers.values()):
-            return answers
-        controller = _other_controller(admin, controller)
-    return ask(max(deadline_s - time.monotonic(), TRIES_S[0]))
-
-
-def _is_timed_out(answer: Future[AnswerT]) -> bool:
-    error = answer.exception()
-    return isinstance(error, KafkaException) and error.args[0].code() in TIMED_OUT
-
-
-def _other_controller(admin: AdminClient, than: int | None) -> int | None:
-    """Have Kafka name a controller to the client until it is another one; return it."""
-    named = than
-
-    def is_other() -> bool:
-        nonlocal named
-        named = admin.list_topics(ANY_TOPIC, timeout=TRIES_S[-1]).controller_id
-        return named != than
-
-    with suppress(KafkaException):
-        wait_until(is_other, CONTROLLER_S, CONTROLLER_S / 20)
-    return named
 
 
 class ClusterProbe:

@@ -8,14 +8,13 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from confluent_kafka import (
     OFFSET_INVALID,
     Consumer,
     IsolationLevel,
     KafkaException,
-    TopicCollection,
     TopicPartition,
 )
 from confluent_kafka import KafkaError as BrokerError
@@ -33,7 +32,8 @@ from duetime.core.errors import KafkaError, error_text
 from duetime.core.messages import LATEST_MS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
-from duetime.kafka.connection import admin_answers, librdkafka_properties
+from duetime.kafka.connection import librdkafka_properties
+from duetime.kafka.descriptions import describe_topic_ids, described_cluster, described_topics
 
 log = logging.getLogger(__name__)
 
@@ -316,13 +316,7 @@ class Offsets:
         return found
 
     def _describe_cluster(self) -> DescribeClusterResult:
-        def ask(timeout_s: float) -> dict[None, Future[DescribeClusterResult]]:
-            return {None: self._admin.describe_cluster(request_timeout=timeout_s)}
-
-        def described() -> DescribeClusterResult:
-            return admin_answers(self._admin, ask, TIMEOUT_S)[None].result()
-
-        return answer(described)
+        return answer(partial(described_cluster, self._admin, TIMEOUT_S))
 
     def topic_ids(self, topics: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, str]:
         """Return the id of each topic; without those of brokers that give topics no ids."""
@@ -394,39 +388,6 @@ def is_same_topic(noted_id: str | None, topic_id: str | None) -> bool:
 def belongs(commit: Commit, end: int, topic_id: str | None) -> bool:
     """Return whether the committed offset is one of the log that ends at `end`."""
     return commit.offset <= end and is_same_topic(LogIdentity.parse(commit.note).topic_id, topic_id)
-
-
-def describe_topic_ids(
-    admin: AdminClient, topics: Iterable[str], timeout_s: float
-) -> dict[str, str]:
-    """Return the id of each topic that is there, as 32 hex digits. Raises KafkaException."""
-    ids = {}
-    for topic, described in described_topics(admin, topics, timeout_s).items():
-        try:
-            found: Any = described.result().topic_id
-        except KafkaException as error:
-            if error.args[0].code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
-                continue
-            raise
-        # Not as text, which may have a slash.
-        halves = found.get_most_significant_bits(), found.get_least_significant_bits()
-        ids[topic] = "".join(f"{each % 2**64:016x}" for each in halves)
-    return ids
-
-
-def described_topics(
-    admin: AdminClient, topics: Iterable[str], timeout_s: float, *, rights: bool = False
-) -> Mapping[str, Future[TopicDescription]]:
-    """Describe topics, with this user's rights if asked; the answers are done."""
-    asked = TopicCollection(list(topics))
-
-    def ask(timeout_s: float) -> Mapping[str, Future[TopicDescription]]:
-        found: Mapping[str, Future[TopicDescription]] = admin.describe_topics(
-            asked, include_authorized_operations=rights, request_timeout=timeout_s
-        )
-        return found
-
-    return admin_answers(admin, ask, timeout_s)
 
 
 def answer(ask: Callable[[], AnswerT], timeout_s: float = TIMEOUT_S) -> AnswerT:

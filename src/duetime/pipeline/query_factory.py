@@ -60,7 +60,6 @@ NO_STATE = "CANNOT_LOAD_STATE_STORE"
 #: Interval of batches of markers, where there are any: a redelivery waits for half of it.
 REDELIVERY_INTERVAL = "500 milliseconds"
 
-
 #: How much longer the batches of transactional intake are, in seconds. Both intake queries plan the
 #: same steps between two batches, and would take the cores from each other.
 APART_S = 7

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from duetime.kafka.connection import admin_answers
+from duetime.kafka.descriptions import admin_answers
 
 DEAD, ALIVE = 1, 2
 
@@ -51,14 +51,16 @@ def test_the_request_is_repeated_once_another_controller_is_named(named):
 
 
 @pytest.mark.parametrize(
-    ("timeout_s", "tries_s"), [(0.2, [0.2]), (0.6, [0.5, 0.5]), (60, [0.5, 1, 60])]
+    ("timeout_s", "tries_s"), [(0.2, [0.2]), (0.6, [0.5, 0.6]), (60, [0.5, 1, 60])]
 )
 def test_the_last_try_has_the_time_that_is_left(timeout_s, tries_s):
     client = Client()
     ask, timeouts_s = asked(client)
     answer = admin_answers(client, ask, timeout_s)["orders"]
     assert answer.exception().args[0].code() == KafkaError._TIMED_OUT
-    assert timeouts_s == pytest.approx(tries_s, abs=0.5)
+    assert timeouts_s[:-1] == tries_s[:-1]
+    # Asking for another controller takes time, too.
+    assert tries_s[-1] / 2 < timeouts_s[-1] <= tries_s[-1]
 
 
 def test_a_refusal_is_an_answer():

@@ -18,8 +18,6 @@ from confluent_kafka.admin import (
     AclOperation,
     AdminClient,
     ConfigEntry,
-    ConfigResource,
-    ResourceType,
     TopicMetadata,
 )
 
@@ -27,8 +25,8 @@ from duetime.core.clock import doubled_ms
 from duetime.core.errors import Reason
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
-from duetime.kafka.connection import admin_answers, librdkafka_properties
-from duetime.kafka.offsets import described_topics
+from duetime.kafka.connection import librdkafka_properties
+from duetime.kafka.descriptions import described_configs, described_topics
 from duetime.pipeline.delivery.delivery_errors import (
     BATCH_BYTES,
     COMPACTED,
@@ -371,21 +369,14 @@ class TopicSettingsCache:
             log.exception("could not describe topics, will be repeated")
 
     def _describe(self, topics: list[str]) -> None:
-        resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
-        admin = self._admin
-        settings = admin_answers(
-            admin,
-            lambda timeout_s: admin.describe_configs(resources, request_timeout=timeout_s),
-            REQUEST_TIMEOUT_S,
-        )
-        rights = described_topics(admin, topics, REQUEST_TIMEOUT_S, rights=True)
+        settings = described_configs(self._admin, topics, REQUEST_TIMEOUT_S)
+        rights = described_topics(self._admin, topics, REQUEST_TIMEOUT_S, rights=True)
         known = dict(self._known)
-        for resource, answer in settings.items():
+        for name, answer in settings.items():
             # Without the right to describe a topic, its limits show when it refuses a record.
-            before = known.setdefault(resource.name, TopicSettings())
+            before = known.setdefault(name, TopicSettings())
             with suppress(KafkaException):
-                of_topic = TopicSettings.of(answer.result())
-                known[resource.name] = replace(of_topic, is_denied=before.is_denied)
+                known[name] = replace(TopicSettings.of(answer.result()), is_denied=before.is_denied)
         for name, description in rights.items():
             with suppress(KafkaException):
                 allowed = description.result().authorized_operations
