@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -18,7 +18,6 @@ from tests.support.topics import small_settings
 
 from duetime.bench.chaos import revealed
 from duetime.client.dead_letters import DeadLetterFilter, DeadLetters
-from duetime.client.status import status
 from duetime.core.clock import SystemClock
 from duetime.core.messages import DELIVER_AFTER_MS
 from duetime.core.topics import TopicNames
@@ -26,6 +25,7 @@ from duetime.delayed import forwarder
 from duetime.delayed.forwarder import DelayedForwarder
 from duetime.kafka import producer
 from duetime.kafka.connection import librdkafka_properties
+from duetime.kafka.heartbeats import MemberReader
 from duetime.kafka.producer import OF_ANY_SIZE
 
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
@@ -94,8 +94,9 @@ class Shown:
 
     def has_standby(self):
         """Return whether one leads, and another stands by."""
-        found = status(self.settings, SystemClock())
-        return found.leader and found.standbys
+        with closing(MemberReader(self.settings)) as members:
+            leader, standbys = members.read(SystemClock().now_ms())
+        return leader and standbys
 
     def count(self, topic, partition=0):
         place = TopicPartition(topic, partition)
