@@ -14,8 +14,9 @@ from tests.support.processes import complete, kill, running, schedule
 from tests.support.snippets import SHELL, changed
 from tests.support.topics import configure
 
-from duetime.core.messages import SCHEDULED_HEADERS, MessageId
+from duetime.core.messages import DUE_AT_MS, DUE_ID, DUE_TOPIC, SCHEDULED_HEADERS, MessageId
 from duetime.kafka.connection import librdkafka_properties
+from duetime.kafka.offsets import LogIdentity, Offsets
 from duetime.pipeline.faults import Point
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
@@ -58,6 +59,26 @@ def test_messages_of_earlier_turns_of_the_ring_are_delivered(live, tmp_path):
         arrived = live.inbox(topic).take(3)
     assert min(each.late_ms for each in arrived) >= 0
     assert [each.id for each in arrived] == sorted(each.id for each in arrived)
+
+
+@pytest.mark.parametrize("is_same_topic", [True, False])
+def test_records_before_the_progress_are_left_out(live, tmp_path, is_same_topic):
+    """But none where that offset is of another topic of the same name."""
+    topic, intake = live.topic(), live.names.native
+    inbox, offsets = live.inbox(topic), Offsets(live.settings, live.names.progress_group)
+    (end,) = offsets.ends([(intake, 0)]).values()
+    sent = [str(MessageId(due_ms=now_ms(), unique=f"progress{each}")) for each in range(3)]
+    for each in sent:
+        due_ms, _, unique = each.partition("-")
+        values = {DUE_TOPIC: topic, DUE_AT_MS: str(int(due_ms, 16)), DUE_ID: unique}
+        live.send(intake, "x", headers=list(values.items()), partition=0)
+    live.flush()
+    topic_id = offsets.topic_ids([intake])[intake] if is_same_topic else "1" * 32
+    note = LogIdentity(topic_id=topic_id).text()
+    offsets.commit({(intake, 0): end + 2}, {(intake, 0): note})
+    offsets.close()
+    with running(live, tmp_path):
+        complete(live, topic, inbox, set(sent[2:] if is_same_topic else sent))
 
 
 @contextmanager

@@ -144,7 +144,8 @@ def _clean_up(settings: Settings) -> None:
     kill_jvm()
     admin, names = AdminClient(librdkafka_properties(settings)), TopicNames(settings)
     # Kafka would remove the groups after their topics, but later. A missing group is no error.
-    admin.delete_consumer_groups([names.release_group, names.index_group])
+    groups = [names.release_group, names.index_group, names.progress_group]
+    admin.delete_consumer_groups(groups)
     topics = admin.list_topics(timeout=DELETE_S).topics
     found = [topic for topic in topics if topic.startswith(settings.namespace)]
     for future in admin.delete_topics(found, operation_timeout=DELETE_S).values():

@@ -206,7 +206,7 @@ def _query_seconds(settings: Settings, rows: DataFrame, topics: list[str], messa
     context.setLogLevel("ERROR")
     with tempfile.TemporaryDirectory(prefix="duetime-bench-") as checkpoint:
         fresh = settings.model_copy(update={"checkpoint": checkpoint})
-        query = start_real_time(rows, fresh, "bench")
+        query = start_real_time(rows, fresh, "bench", fresh.checkpoint_interval_seconds)
         try:
             return _seconds_of(appends, messages, lambda: None, from_first=True)
         finally:

@@ -131,7 +131,7 @@ class Settings(Connection, BaseSettings):
     """Partitions of a slot of the wheel, each a task of its window: more messages a second."""
     slot_partitions_since: dict[AwareDatetime, SlotPartitionCount] = Field(default_factory=dict)
     """Later changes of that number: by instant, the number for slots that are new since then."""
-    checkpoint_interval_seconds: Annotated[int, Field(ge=5)] = 180
+    checkpoint_interval_seconds: Annotated[int, Field(ge=5)] = 1_800
     """Duration of a real-time batch: intake and lanes commit at its end, and pause for up to a
     second."""
     metrics_port: Port | None = None

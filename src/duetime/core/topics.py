@@ -103,6 +103,8 @@ class TopicNames:
         self.redelivery_group = f"{prefix}.redelivery"
         self.release_group = f"{prefix}.release"
         self.intake_group = f"{prefix}.intake"
+        #: Has no members: its commits are the progress of the real-time queries.
+        self.progress_group = f"{prefix}.progress"
         #: Has no members: its commits are the positions of the slots' indexes.
         self.index_group = f"{prefix}.index"
 

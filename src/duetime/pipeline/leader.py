@@ -43,6 +43,7 @@ from duetime.pipeline.monitoring.exporter import MetricsExporter, TransactionWat
 from duetime.pipeline.monitoring.synthetic_messages import ProberSet
 from duetime.pipeline.query_factory import QueryFactory
 from duetime.pipeline.query_supervisor import QuerySupervisor
+from duetime.pipeline.recovery.progress import ProgressKeeper
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.redelivery.tracker import WakeUpTimer
 from duetime.pipeline.release.job import ReleaseJob
@@ -51,7 +52,7 @@ from duetime.pipeline.release.slot_indexer import SlotIndexing
 from duetime.pipeline.store_queries import SAVED_KEPT_MS, ExpiringStore, expiration_handler
 from duetime.pipeline.webhooks import WebhookWorker
 from duetime.spark.kafka_io import RETRY_PAUSE_S, BatchHandler, client_id
-from duetime.spark.task_jvms import ProducerMetrics
+from duetime.spark.task_jvms import DriverJvm, ProducerMetrics
 from duetime.stores import Store
 from duetime.stores.factory import open_store
 from duetime.stores.wheel_store import DeletionGuard, KafkaStore
@@ -62,12 +63,17 @@ log = logging.getLogger(__name__)
 #: recovery finds there that a message was sent.
 DELIVERED_RETENTION_MS = 3_600_000
 
+#: Retention of records of the lanes, in ms: the rest is found where they went.
+LANES_KEPT_MS = 180_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineContext:
     """The parts that a process has, leading or standing by."""
 
     spark: SparkSession
+    #: This process's JVM, if it runs all tasks.
+    jvm: DriverJvm | None
     settings: Settings
     clock: Clock
     #: By cluster; None is this one.
@@ -218,8 +224,15 @@ class Leader:
         if settings.queues:
             wake_up = WakeUpTimer(settings, context.clock)
             self._start([wake_up])
+        self._progress = ProgressKeeper(settings, context.jvm)
+        self._start([self._progress])
         factory = QueryFactory(
-            context.spark, settings, context.delivery_logs, context.destinations, context.clock
+            context.spark,
+            settings,
+            context.delivery_logs,
+            context.destinations,
+            progress=self._progress,
+            clock=context.clock,
         )
         self._to_stop.callback(factory.close)
         return QuerySupervisor(
@@ -261,10 +274,11 @@ class Leader:
         now_ms = self._context.clock.now_ms()
         if self._settings.metrics_port:
             note_batch(name, query)
-        kept_since_ms: int | None = now_ms - DELIVERED_RETENTION_MS
+        kept_since_ms = now_ms - DELIVERED_RETENTION_MS
+        read: Mapping[Partition, int] = {}
         if name == LANES:
-            # Its topic is internal: a record that is read and committed is of no use.
-            kept_since_ms = None
+            # Its topic is internal: a record that has moved on is soon of no use.
+            kept_since_ms, read = now_ms - LANES_KEPT_MS, self._progress.committed(name)
         elif name == FAILURES:
             # A cancel of a message finds there when it is retried.
             kept_since_ms = now_ms - self._settings.retry_backoff_max_ms
@@ -272,7 +286,7 @@ class Leader:
             kept_since_ms = now_ms - SAVED_KEPT_MS
         elif not name.startswith(OUTBOX) and name not in (RECURRING, ISOLATED):
             return
-        if read := _read_before(query):
+        if read := read or _read_before(query):
             self._wheel.delete_before(read, kept_since_ms)
 
     def _partitions(self, name: str) -> Mapping[str, int]:

@@ -1,9 +1,10 @@
 """Query factory: how each streaming query of a leader is started, and what comes before that.
 
 Before a query starts, its checkpoint is made one that Spark can go on from. A real-time query
-commits at the end of a batch, some minutes apart, so it reads the records since then again, after a
-crash and after a plain stop. So it recovers first: these records are handled in micro-batches,
-without those delivered already. Each batch is committed, so that a crash meanwhile repeats one.
+commits at the end of a batch, half an hour apart, so it goes on from its progress, after a crash
+and after a plain stop. Some records since then have moved on. So it recovers first: these records
+are handled in micro-batches, without those delivered already. Each batch is committed, so that a
+crash meanwhile repeats one.
 """
 
 import logging
@@ -40,6 +41,7 @@ from duetime.pipeline.intake.query import Intake, intake_recovery
 from duetime.pipeline.intake.starting_point import IntakeStart
 from duetime.pipeline.lanes import lane_recovery, lane_rows
 from duetime.pipeline.recovery.checkpoint import Checkpoints
+from duetime.pipeline.recovery.progress import ProgressKeeper
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.redelivery.tracker import WakeUpTimer, tracked, tracked_topics
 from duetime.pipeline.retries import retry_handler
@@ -64,6 +66,10 @@ REDELIVERY_INTERVAL = "500 milliseconds"
 #: same steps between two batches, and would take the cores from each other.
 APART_S = 7
 
+#: The longest batch of a query whose progress is not kept, in seconds: recovery reads back all that
+#: was taken in since it began.
+LONGEST_UNKEPT_S = 180
+
 
 class QueryFactory:
     """Starts queries, also again. Delivery logs and destinations are by cluster; None is this one.
@@ -71,16 +77,19 @@ class QueryFactory:
     Holds a connection: close it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the last by name)
         self,
         spark: SparkSession,
         settings: Settings,
         delivery_logs: Mapping[str | None, DeliveryLog],
         destinations: Mapping[str | None, TopicMetadataCache],
+        *,
+        progress: ProgressKeeper,
         clock: Clock,
     ) -> None:
         self._spark, self._settings, self._clock = spark, settings, clock
         self._delivery_logs, self._destinations = delivery_logs, destinations
+        self._progress = progress
         self._names = TopicNames(settings)
         self._offsets = Offsets(settings, self._names.intake_group)
         self._checkpoints = Checkpoints(spark, settings, self._offsets)
@@ -159,8 +168,9 @@ class QueryFactory:
         return self._start_real_time(LANES, topics, partial(lane_rows, settings=settings), recovery)
 
     def _start_intake(self) -> StreamingQuery:
-        starting = self._start.begin()
-        return self._take_in(INTAKE, self._names.plain_intake, starting=starting)
+        topics = self._names.plain_intake
+        starting = self._start.begin(self._progress.reached(INTAKE, topics))
+        return self._take_in(INTAKE, topics, starting=starting)
 
     def _start_transactional_intake(self) -> StreamingQuery:
         topics = [self._names.transactional]
@@ -214,6 +224,10 @@ class QueryFactory:
             committed_only=committed_only,
             starting=starting,
         )
+        # Another cluster's sink has another producer.
+        has_progress = sink is None
+        if has_progress and (reached := self._progress.reached(name, topics)):
+            self._checkpoints.advance(name, reached)
         # Only if there can be anything: it takes seconds.
         if self._delivery_logs[None].has_records(topics):
             started_s = time.monotonic()
@@ -222,8 +236,17 @@ class QueryFactory:
             taken_s = time.monotonic() - started_s
             RECOVERY_SECONDS.labels(name).set(taken_s)
             log.info("recovered query=%s seconds=%.1f", name, taken_s)
-        extra_s = APART_S if name == INTAKE_TX else 0
-        return start_real_time(rows(read()), sink or settings, name, extra_s)
+        run = self._progress.run(name, self._checkpoints.topic_ids(name)) if has_progress else None
+        records = (
+            read()
+            if run is None
+            else self._progress.noted(run, read(group_prefix=run.group_prefix))
+        )
+        interval_s = settings.checkpoint_interval_seconds
+        if run is None:
+            interval_s = min(interval_s, LONGEST_UNKEPT_S)
+        apart_s = APART_S if name == INTAKE_TX else 0
+        return start_real_time(rows(records), sink or settings, name, interval_s + apart_s)
 
     def _start_redelivery(self, wake_up: WakeUpTimer) -> StreamingQuery:
         # It imports Arrow, and most pipelines have no queues.

@@ -27,7 +27,9 @@ from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.release.job import ReleaseJob
 from duetime.spark.executors import task_jvms
 from duetime.spark.kafka_io import RETRY_PAUSE_S
-from duetime.spark.session import drop_broken_producers, is_alive, require_slots, spark_session
+from duetime.spark.producer_pool import drop_broken_producers
+from duetime.spark.session import is_alive, require_slots, spark_session
+from duetime.spark.task_jvms import DriverJvm
 from duetime.stores.factory import check_store
 from duetime.stores.wheel_store import DeletionGuard
 
@@ -157,6 +159,7 @@ class Pipeline:
         isolation = FailedDestinations(self._settings, destinations, metrics)
         return PipelineContext(
             spark=self.spark,
+            jvm=self._jvms if isinstance(self._jvms, DriverJvm) else None,
             settings=settings,
             clock=self._clock,
             delivery_logs=delivery_logs,

@@ -67,11 +67,13 @@ def read_stream(  # noqa: PLR0913 (each by its name)
     batch: int | None = None,
     committed_only: bool = False,
     starting: Mapping[Partition, int] | None = None,
+    group_prefix: str | None = None,
 ) -> DataFrame:
     """Return an endless read of whole topics, with the columns of RECORD.
 
     It is for real time, or for batches of at most `batch` records. A query without a checkpoint
-    begins at the offsets of `starting`, by default at the earliest record.
+    begins at the offsets of `starting`, by default at the earliest record. The names of its
+    consumers' groups begin with `group_prefix`, or as Spark has it.
     """
     begin = "earliest"
     if starting is not None:
@@ -84,6 +86,8 @@ def read_stream(  # noqa: PLR0913 (each by its name)
         # topics` refuses settings under which this would happen unnoticed.
         "failOnDataLoss": "false",
     }
+    if group_prefix is not None:
+        options["groupIdPrefix"] = group_prefix
     if batch is not None:
         # Real-time mode refuses it.
         options["maxOffsetsPerTrigger"] = str(batch)
@@ -95,6 +99,8 @@ def _source_options(settings: Settings, wait_ms: int, *, committed_only: bool) -
     return spark_properties(settings) | {
         "includeHeaders": "true",
         "kafka.isolation.level": "read_committed" if committed_only else "read_uncommitted",
+        # The other one fetches in a thread of its own, and `LastRecords` counts fetches.
+        "kafka.group.protocol": "classic",
         # A reader must not create a topic, least of all one that is just being deleted.
         "kafka.allow.auto.create.topics": "false",
         "kafka.fetch.max.wait.ms": str(wait_ms),
@@ -175,13 +181,12 @@ def sink_options(settings: Settings, name: str) -> dict[str, str]:
 
 
 def start_real_time(
-    rows: DataFrame, settings: Settings, name: str, extra_s: int = 0
+    rows: DataFrame, settings: Settings, name: str, interval_s: int
 ) -> StreamingQuery:
     """Start a real-time query into Kafka, with its offsets in the checkpoint directory.
 
-    Its batches last for `extra_s` seconds longer than `checkpoint_interval_seconds`.
+    Its batches last for `interval_s` seconds.
     """
-    interval_s = settings.checkpoint_interval_seconds + extra_s
     query: StreamingQuery = (
         rows.writeStream.format("kafka")
         .options(**sink_options(settings, name))

@@ -4,7 +4,6 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
 from typing import IO, Any
@@ -33,9 +32,6 @@ SLOTS_TIMEOUT_S = 60.0
 
 #: Errors of a call when the JVM is gone, or cannot do it: at first the one, then the other.
 JVM_ERRORS = (Py4JError, ConnectionError)
-
-#: The producer pool of Spark's connector, which all sinks share.
-PRODUCERS = "org.apache.spark.sql.kafka010.producer.InternalKafkaProducerPool$"
 
 #: A line of Java's at each start of Spark that no user can act on.
 NOISE = b"WARNING: Using incubator modules"
@@ -352,39 +348,3 @@ def is_alive(spark: SparkSession) -> bool:
 def jvm_pid(spark: SparkSession) -> int:
     """Return the process id of the driver's JVM."""
     return int(java_class(jvm(spark), "java.lang.ProcessHandle").current().pid())
-
-
-def close_producers(spark: SparkSession) -> None:
-    """Close Spark's Kafka producers, once each has sent or given up its records.
-
-    A query that is stopped leaves its last rows to its producer, and does not wait for them. This
-    takes as long as Kafka takes to answer, up to `delivery.timeout.ms`. A task that still has such
-    a producer cannot send by it.
-    """
-    with suppress(*JVM_ERRORS):
-        java_class(jvm(spark), PRODUCERS).__getattr__("MODULE$").reset()
-
-
-def drop_broken_producers(spark: SparkSession) -> int:
-    """Remove Kafka producers that can never send again from Spark's pool; return their number.
-
-    An idempotent producer whose credentials are refused while it requests its id is broken for
-    good, and Spark keeps a producer for as long as it is used: each second. The next task gets a
-    new one. A producer that is in use at this instant is removed by a later call.
-    """
-    java = jvm(spark)
-    fields = java_class(java, "org.apache.commons.lang3.reflect.FieldUtils")
-    methods = java_class(java, "org.apache.commons.lang3.reflect.MethodUtils")
-    # Neither Spark nor Kafka has a public name for these fields.
-    pool = fields.readField(java_class(java, PRODUCERS).__getattr__("MODULE$"), "pool", True)
-    entries, broken = pool.getAsMap().values().iterator(), 0
-    while entries.hasNext():
-        entry = entries.next()
-        state = fields.readField(entry.producer().producer(), "transactionManager", True)
-        if state is not None and methods.invokeMethod(state, True, "hasFatalError"):
-            # Expired: the pool closes it when it is not in use, under its own lock.
-            fields.writeField(entry, "_expireAt", 0, True)
-            broken += 1
-    if broken:
-        methods.invokeMethod(pool, True, "evictExpired")
-    return broken

@@ -8,14 +8,15 @@ flag. In local mode there is one JVM, this one; on a cluster, `executors` has th
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
 
 from duetime.core.threads import wait_until
 from duetime.spark.catalyst import java_array, java_class
-from duetime.spark.session import close_producers, jvm
+from duetime.spark.producer_pool import HeldProducer, ProducerPool, close_producers
+from duetime.spark.session import jvm
 
 #: A key=value of an ObjectName, and a "name = value" of an AttributeList, both as Java prints them.
 KEY = re.compile(r"[:,]([\w-]+)=([^,]*)")
@@ -72,7 +73,8 @@ class DriverJvm:
     def __init__(self, spark: SparkSession) -> None:
         self._spark, self._jvm = spark, jvm(spark)
         self._system = java_class(self._jvm, "java.lang.System")
-        self.producers: ProducerMetrics = DriverProducers(spark)
+        self.beans = JvmBeans(spark)
+        self.producers: ProducerMetrics = DriverProducers(self.beans)
         self.executors: Collection[str] = ()
 
     def publish(self, properties: Mapping[str, str]) -> None:
@@ -96,13 +98,29 @@ class DriverJvm:
         """Return and clear the requests."""
         if self._system.clearProperty(flag) is None:
             return []
-        names = java_class(self._jvm, "java.lang.String").join(
-            "\n", self._system.getProperties().stringPropertyNames()
-        )
-        requests = [each for each in names.split("\n") if each.startswith(f"{flag}.")]
+        requests = self._names(f"{flag}.")
         for each in requests:
             self._system.clearProperty(each)
         return [each.removeprefix(f"{flag}.") for each in requests]
+
+    def properties(self, prefix: str) -> dict[str, str]:
+        """Return the properties whose names begin with this. No value may have a comma."""
+        names = self._names(prefix)
+        found = java_class(self._jvm, "java.util.HashMap")(self._system.getProperties())
+        found.keySet().retainAll(names)
+        # As text, in one call.
+        pairs = [each.partition("=") for each in found.toString()[1:-1].split(", ") if each]
+        return {name: value for name, _, value in pairs}
+
+    def _names(self, prefix: str) -> list[str]:
+        names = java_class(self._jvm, "java.lang.String").join(
+            "\n", self._system.getProperties().stringPropertyNames()
+        )
+        return [each for each in names.split("\n") if each.startswith(prefix)]
+
+    def hold_producer(self, options: Mapping[str, str]) -> HeldProducer:
+        """Return the producer of a sink with these options."""
+        return HeldProducer(ProducerPool(self._spark), options)
 
     def settle(self) -> None:
         """Close the producers: each sends or gives up its records before."""
@@ -174,25 +192,40 @@ class ProducerMetrics(ABC):
 class DriverProducers(ProducerMetrics):
     """The producers in this process's JVM."""
 
+    def __init__(self, beans: "JvmBeans") -> None:
+        self._beans = beans
+
+    def _read(self, pattern: str) -> Iterable[Bean]:
+        return self._beans.read(f"kafka.producer:{pattern}", ATTRIBUTES)
+
+
+class JvmBeans:
+    """The MBeans of this process's JVM. Thread-safe."""
+
     def __init__(self, spark: SparkSession) -> None:
         java = jvm(spark)
         self._name = java_class(java, "javax.management.ObjectName")
         factory = java_class(java, "java.lang.management.ManagementFactory")
-        self._beans = factory.getPlatformMBeanServer()
+        self._server = factory.getPlatformMBeanServer()
         # The server's class is internal to Java, where py4j has no access: call by reflection.
         interface = java_class(java, "java.lang.Class").forName("javax.management.MBeanServer")
         self._methods = {each.getName(): each for each in interface.getMethods()}
-        self._attributes = java_array(*ATTRIBUTES, of="String")
 
-    def _read(self, pattern: str) -> Iterable[Bean]:
-        names = self._invoke("queryNames", self._name(f"kafka.producer:{pattern}"), None)
-        for name in names.toArray():
-            # As text, in one call. A producer that is just being opened lacks attributes.
-            found = self._invoke("getAttributes", name, self._attributes).toString()
+    def keys(self, pattern: str) -> list[dict[str, str]]:
+        """Return the keys in the name of each bean that matches a pattern, in one call."""
+        names = self._invoke("queryNames", self._name(pattern), None).toString()
+        return [dict(KEY.findall(each)) for each in names[1:-1].split(", ") if each]
+
+    def read(self, pattern: str, attributes: Sequence[str]) -> Iterator[Bean]:
+        """Yield keys and attributes of each bean that matches a pattern."""
+        wanted = java_array(*attributes, of="String")
+        for name in self._invoke("queryNames", self._name(pattern), None).toArray():
+            # As text, in one call. A bean that is just being registered lacks attributes.
+            found = self._invoke("getAttributes", name, wanted).toString()
             yield bean(f"{name.toString()} {found}")
 
     def _invoke(self, method: str, *given: Any) -> Any:  # noqa: ANN401 (py4j has no types)
-        return self._methods[method].invoke(self._beans, java_array(*given))
+        return self._methods[method].invoke(self._server, java_array(*given))
 
 
 def bean(text: str) -> Bean:

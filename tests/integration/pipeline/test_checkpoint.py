@@ -19,7 +19,13 @@ from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import Offsets
 from duetime.pipeline.query_factory import state_problems
 from duetime.pipeline.recovery.checkpoint import NOTE, Checkpoints
-from duetime.spark.kafka_io import NO_LIMIT, process_available, read_stream, start_micro_batches
+from duetime.spark.kafka_io import (
+    NO_LIMIT,
+    process_available,
+    read_stream,
+    start_micro_batches,
+    start_real_time,
+)
 
 #: The query, and another one.
 QUERY, OTHER = "query", "other"
@@ -66,6 +72,23 @@ class Query:
         records = read_stream(self._spark, self.settings, [self.topic], batch=NO_LIMIT)
         process_available(records, handle, self.settings, name)
         return read
+
+    def fail(self):
+        """Begins a batch that is not committed."""
+        records = read_stream(self._spark, self.settings, [self.topic], batch=NO_LIMIT)
+        process_available(records, lambda *_: 1 // 0, self.settings, QUERY)
+
+    def stop_before_a_batch(self):
+        """Notes where the query begins, and reads nothing."""
+        records = read_stream(self._spark, self.settings, [self.topic])
+        running = start_real_time(records.select("key", "value", "topic"), self.settings, QUERY, 60)
+        eventually((self.path / "sources/0/0").exists, "where it begins")
+        running.stop()
+        assert not list((self.path / "offsets").glob("[0-9]*"))
+
+    def advance(self, offset):
+        """Of its first partition, which has all records."""
+        self.checkpoints.advance(QUERY, {(self.topic, 0): offset})
 
     def count(self):
         """The same of a query that remembers how many there were."""
@@ -292,3 +315,46 @@ def test_topic_created_again_is_detected_while_its_query_runs(query):
     )
     query.open()
     assert query.checkpoints.recreated_topics() == {OTHER: query.topic}
+
+
+def test_query_goes_on_from_what_it_has_reached_since_its_last_commit(query):
+    query.send("a")
+    query.open()
+    assert query.run() == ["a"]
+    query.send("b", "c", "d")
+    query.advance(3)
+    assert query.run() == ["d"]
+    query.advance(2)
+    assert query.run() == []
+
+
+def test_query_without_a_commit_goes_on_from_what_it_has_reached(query):
+    query.open()
+    query.stop_before_a_batch()
+    query.send("a", "b", "c")
+    query.advance(2)
+    with pytest.raises(StreamingQueryException):
+        query.fail()
+    query.open()
+    query.advance(2)
+    assert query.run() == ["c"]
+
+
+@pytest.mark.parametrize(("reached", "left"), [(2, ["c"]), (3, [])])
+def test_batch_that_was_begun_does_not_hold_back_what_was_reached(query, reached, left):
+    query.send("a")
+    query.open()
+    assert query.run() == ["a"]
+    query.send("b", "c")
+    with pytest.raises(StreamingQueryException):
+        query.fail()
+    query.open()
+    query.advance(reached)
+    assert query.run() == left
+
+
+def test_query_without_a_checkpoint_starts_at_the_earliest_record(query):
+    query.send("a", "b")
+    query.open()
+    query.advance(2)
+    assert query.run() == ["a", "b"]

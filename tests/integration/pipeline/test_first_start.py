@@ -68,12 +68,12 @@ def send(settings):
 def start(settings):
     """Makes the decision of a start; None is that Spark goes on from its checkpoint."""
 
-    def started(start_from="", checkpoint=None, **others):
+    def started(start_from="", checkpoint=None, reached=None, **others):
         chosen = settings.model_copy(update={"start_from": start_from, **others})
         with closing(Offsets(settings, TopicNames(settings).intake_group)) as offsets:
             decided = IntakeStart(chosen, checkpoint or Checkpoint(), offsets)
             decided.require()
-            return decided.begin()
+            return decided.begin(reached or {})
 
     return started
 
@@ -237,6 +237,10 @@ def test_records_removed_by_retention_before_intake_are_logged(
     assert start(checkpoint=Checkpoint(found))[place] == 4
     (told,) = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
     assert f"topic={names.native} records=2" in told
+    caplog.clear()
+    # They had moved on, as the query's progress says.
+    assert start(checkpoint=Checkpoint(found), reached={place: 5}) is None
+    assert not caplog.records
 
 
 def test_starting_point_is_committed_again_before_it_expires(names, settings, send, monkeypatch):
@@ -244,7 +248,7 @@ def test_starting_point_is_committed_again_before_it_expires(names, settings, se
     with closing(Offsets(settings, names.intake_group)) as offsets:
         start = IntakeStart(settings, Checkpoint(), offsets)
         start.keep()
-        start.begin()
+        start.begin({})
         place = names.native, 0
         offsets.commit({place: 2})
         start.keep()

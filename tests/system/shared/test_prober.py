@@ -11,7 +11,7 @@ from tests.support.schedules import every_minute
 from duetime.core.clock import SystemClock
 from duetime.pipeline.monitoring.exporter import MetricsExporter
 from duetime.pipeline.monitoring.synthetic_messages import Prober
-from duetime.spark.task_jvms import DriverProducers
+from duetime.spark.task_jvms import DriverJvm
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ def test_the_runs_of_a_schedule_are_counted_and_its_own_way_is_not(live):
 @contextmanager
 def counting(live):
     """Gives what says how many deliveries were counted since."""
-    health = MetricsExporter(live.settings, SystemClock(), DriverProducers(live.pipeline.spark))
+    health = MetricsExporter(live.settings, SystemClock(), DriverJvm(live.pipeline.spark).producers)
     health.update()
     before = delivered()
 

@@ -57,7 +57,7 @@ from duetime.pipeline.intake.canonical_request import (
 )
 from duetime.pipeline.intake.json_envelopes import airtel, countdown
 from duetime.pipeline.intake.native_envelope import control, has_cron, native, scheduler
-from duetime.pipeline.recovery.deduplicator import Deduplicator, scan_range
+from duetime.pipeline.recovery.deduplicator import SENDERS_CLOCK_MS, Deduplicator, scan_range
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.spark.columns import (
     HEADERS_TYPE,
@@ -273,7 +273,12 @@ def cancelled_ids(
         names.native: partial(_replaced, intake),
         names.transactional: partial(_replaced, intake),
     }
-    sent = {topic: deduplicator.new_records(topic, since_ms) for topic in steps}
+    # A cancel may have come before its message, and be handled: its partition is further.
+    earlier_ms = {names.control: SENDERS_CLOCK_MS}
+    sent = {
+        topic: deduplicator.new_records(topic, since_ms, earlier_ms.get(topic, 0))
+        for topic in steps
+    }
     found = [steps[topic](records) for topic, records in sent.items() if records is not None]
     return reduce(DataFrame.union, found).distinct() if found else None
 

@@ -49,15 +49,17 @@ class IntakeStart:
         """Raise ConfigError if the starting point would be a guess."""
         self._first(*self._read())
 
-    def begin(self) -> dict[Partition, int] | None:
+    def begin(self, reached: Mapping[Partition, int]) -> dict[Partition, int] | None:
         """Return where a new checkpoint begins, or None if Spark can continue from its own.
 
-        Raises ConfigError, KafkaError.
+        `reached` are offsets before which all records have moved on. Raises ConfigError,
+        KafkaError.
         """
         found, logs = self._read()
         first = self._first(found, logs)
         self._log_first_start(first, logs)
-        removed = logs.removed(found.offsets)
+        offsets = {at: max(offset, reached.get(at, 0)) for at, offset in found.offsets.items()}
+        removed = logs.removed(offsets)
         for topic, count in removed.items():
             log.error(
                 "retention removed records before intake topic=%s records=%d: give the topic a "
@@ -80,7 +82,7 @@ class IntakeStart:
             key: LogIdentity(topic_id=logs.ids.get(key[0])).text() for key in self._marks
         }
         self._commit()
-        return None if is_usable else logs.within(others | earlier | first | dict(found.offsets))
+        return None if is_usable else logs.within(others | earlier | first | offsets)
 
     def keep(self) -> None:
         """Commit the starting point again, once in COMMIT_INTERVAL_S, because offsets expire."""

@@ -41,6 +41,10 @@ SOURCES, METADATA, STATE = "sources", "metadata", "state"
 #: Hadoop's exceptions for a file that is not as it was written.
 TORN = ("org.apache.hadoop.fs.ChecksumException", "java.io.EOFException")
 
+#: Spark's version of these files, a setting that a batch's metadata has, and the rest of it.
+VERSION, PARTITIONS = "v1", "spark.sql.shuffle.partitions"
+FIRST_BATCH = {"batchWatermarkMs": 0, "batchTimestampMs": 0}
+
 #: Duetime's file in each checkpoint.
 NOTE = "duetime.json"
 
@@ -156,6 +160,19 @@ class Checkpoints:
             files.write(NOTE, json.dumps(asdict(there)))
         self._noted[name] = there
 
+    def advance(self, name: str, reached: Mapping[Partition, int]) -> None:
+        """Let a query without state go on from offsets that it has reached since its last commit.
+
+        A batch that was begun and not committed is forgotten: it may be half an hour of records.
+        """
+        # Of the settings, Spark requires this one; the others are about state.
+        first = FIRST_BATCH | {"conf": {PARTITIONS: self._spark.conf.get(PARTITIONS)}}
+        CheckpointLogs(name, self._files(name)).advance(reached, first)
+
+    def topic_ids(self, name: str) -> Mapping[str, str]:
+        """Return the ids of the topics that the query's checkpoint was inspected with."""
+        return self._noted[name].topic_ids
+
     def recreated_topics(self) -> dict[str, str]:
         """Return, by query, a topic that it reads and that was created again since it started.
 
@@ -234,6 +251,31 @@ class CheckpointLogs:
         """Return the offsets that its last batch ends with, committed or not."""
         batches = self._batches(PLANNED)
         return self._ends_of(batches[-1]) if batches else {}
+
+    def advance(self, reached: Mapping[Partition, int], first: Mapping[str, Any]) -> None:
+        """Append a batch that ends with these offsets, where they are ahead.
+
+        `first` is the metadata of a batch without one before it.
+        """
+        done, planned = self.done(), self._batches(PLANNED)
+        if not done:
+            return
+        while planned and planned[-1] not in self._batches(DONE):
+            self._files.delete(f"{PLANNED}/{planned.pop()}")
+        ends = done | {at: max(offset, done.get(at, 0)) for at, offset in reached.items()}
+        if ends == done:
+            return
+        source: dict[str, dict[str, int]] = {}
+        for (topic, partition), offset in ends.items():
+            source.setdefault(topic, {})[str(partition)] = offset
+        batch = planned[-1] + 1 if planned else 0
+        metadata = (_lines(self._files.read(f"{PLANNED}/{batch - 1}")) or [first])[0]
+        self._write(PLANNED, batch, metadata, source)
+        self._write(DONE, batch, {"nextBatchWatermarkMs": 0})
+
+    def _write(self, folder: str, batch: int, *lines: Mapping[str, Any]) -> None:
+        text = "\n".join([VERSION, *(json.dumps(each) for each in lines)])
+        self._files.write(f"{folder}/{batch}", text)
 
     def _initial(self) -> list[str]:
         """Return the files that have where a source began."""

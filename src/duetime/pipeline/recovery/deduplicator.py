@@ -84,12 +84,13 @@ class Deduplicator:
         """Return the records of intake topics whose message is nowhere else, and the cancels."""
         return self._drop(records, scan_range, F.lit(True))
 
-    def new_records(self, topic: str, since_ms: int) -> DataFrame | None:
+    def new_records(self, topic: str, since_ms: int, earlier_ms: int = 0) -> DataFrame | None:
         """Return records of an intake or internal topic that are new since the last call, or None.
 
-        In the columns of Spark's Kafka source, appended since the instant of the first call.
+        In the columns of Spark's Kafka source, appended since the instant of the first call, or
+        `earlier_ms` before it.
         """
-        return self._log.new_records(topic, self._first(since_ms), self._read)
+        return self._log.new_records(topic, self._first(since_ms) - earlier_ms, self._read)
 
     def drop_cancelled(
         self, records: DataFrame, cancels: DataFrame | None, is_cancelled: Column
