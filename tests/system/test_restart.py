@@ -66,6 +66,9 @@ def test_records_before_the_progress_are_left_out(live, tmp_path, is_same_topic)
     """But none where that offset is of another topic of the same name."""
     topic, intake = live.topic(), live.names.native
     inbox, offsets = live.inbox(topic), Offsets(live.settings, live.names.progress_group)
+    with running(live, tmp_path):
+        before = schedule(live, topic, 1, over_s=0, after_s=1)
+        inbox.until_id(*before)
     (end,) = offsets.ends([(intake, 0)]).values()
     sent = [str(MessageId(due_ms=now_ms(), unique=f"progress{each}")) for each in range(3)]
     for each in sent:
@@ -78,7 +81,7 @@ def test_records_before_the_progress_are_left_out(live, tmp_path, is_same_topic)
     offsets.commit({(intake, 0): end + 2}, {(intake, 0): note})
     offsets.close()
     with running(live, tmp_path):
-        complete(live, topic, inbox, set(sent[2:] if is_same_topic else sent))
+        complete(live, topic, inbox, {*before, *(sent[2:] if is_same_topic else sent)})
 
 
 @contextmanager
