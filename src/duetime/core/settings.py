@@ -132,8 +132,8 @@ class Settings(Connection, BaseSettings):
     slot_partitions_since: dict[AwareDatetime, SlotPartitionCount] = Field(default_factory=dict)
     """Later changes of that number: by instant, the number for slots that are new since then."""
     checkpoint_interval_seconds: Annotated[int, Field(ge=5)] = 1_800
-    """Duration of a real-time batch: intake and lanes commit at its end, and pause for up to a
-    second."""
+    """Duration of a real-time batch: intake and lanes commit at its end, and pause for up to two
+    seconds. At most 180 s where their progress is not kept."""
     metrics_port: Port | None = None
     """Port of the Prometheus metrics of `duetime run` and `up`; none is off."""
     metrics_host: str = "127.0.0.1"

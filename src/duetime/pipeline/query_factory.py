@@ -169,8 +169,9 @@ class QueryFactory:
 
     def _start_intake(self) -> StreamingQuery:
         topics = self._names.plain_intake
-        starting = self._start.begin(self._progress.reached(INTAKE, topics))
-        return self._take_in(INTAKE, topics, starting=starting)
+        reached = self._progress.reached(INTAKE, topics)
+        starting = self._start.begin(reached)
+        return self._take_in(INTAKE, topics, starting=starting, reached=reached)
 
     def _start_transactional_intake(self) -> StreamingQuery:
         topics = [self._names.transactional]
@@ -185,11 +186,18 @@ class QueryFactory:
         *,
         committed_only: bool = False,
         starting: Mapping[Partition, int] | None = None,
+        reached: Mapping[Partition, int] | None = None,
     ) -> StreamingQuery:
         intake = Intake(self._settings)
         recovery = intake_recovery(self._settings, self._delivery_logs[None], intake)
         return self._start_real_time(
-            name, topics, intake.rows, recovery, committed_only=committed_only, starting=starting
+            name,
+            topics,
+            intake.rows,
+            recovery,
+            committed_only=committed_only,
+            starting=starting,
+            reached=reached,
         )
 
     def _start_outbox(self, cluster: str) -> StreamingQuery:
@@ -210,10 +218,12 @@ class QueryFactory:
         sink: Settings | None = None,
         committed_only: bool = False,
         starting: Mapping[Partition, int] | None = None,
+        reached: Mapping[Partition, int] | None = None,
     ) -> StreamingQuery:
         """Start a query once `recovery` has handled what it had in flight.
 
-        Without a checkpoint it begins at the `starting` offsets.
+        Without a checkpoint it begins at the `starting` offsets. `reached` is its progress, if that
+        is known.
         """
         settings = self._settings
         read = partial(
@@ -225,9 +235,12 @@ class QueryFactory:
             starting=starting,
         )
         # Another cluster's sink has another producer.
-        has_progress = sink is None
-        if has_progress and (reached := self._progress.reached(name, topics)):
-            self._checkpoints.advance(name, reached)
+        if has_progress := sink is None:
+            if reached is None:
+                reached = self._progress.reached(name, topics)
+            # Lanes are deleted up to their progress, and real time begins at no deleted record.
+            places = [at for topic in topics for at in self._offsets.readable_partitions(topic)]
+            self._checkpoints.advance(name, reached, self._offsets.starts(places))
         # Only if there can be anything: it takes seconds.
         if self._delivery_logs[None].has_records(topics):
             started_s = time.monotonic()

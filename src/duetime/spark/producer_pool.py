@@ -107,16 +107,17 @@ class HeldProducer:
         self._pool, self._client_id = pool, options["kafka.client.id"]
         self._pooled = pool.acquire(options)
         self._producer = self._pooled.producer()
-        # What an earlier query has left with it is acknowledged then, or counted.
-        self._producer.flush()
         self._errors = pool.errors(self._pooled)
-        self._errors_before = self._errors.metricValue()
+        self._errors_before: float | None = None
 
     def is_ready(self) -> bool:
         """Wait until the broker has given it an id; return whether it has.
 
         While it is refused one it drops what it is given, and counts no error.
         """
+        # What an earlier query has left with it is acknowledged then, or counted.
+        self._producer.flush()
+        self._errors_before = self._errors.metricValue()
         return wait_until(lambda: self._pool.has_id(self._pooled), ID_TIMEOUT_S, ID_INTERVAL_S)
 
     def flush(self) -> bool:

@@ -86,9 +86,10 @@ class Query:
         running.stop()
         assert not list((self.path / "offsets").glob("[0-9]*"))
 
-    def advance(self, offset):
+    def advance(self, offset, start=0):
         """Of its first partition, which has all records."""
-        self.checkpoints.advance(QUERY, {(self.topic, 0): offset})
+        place = self.topic, 0
+        self.checkpoints.advance(QUERY, {place: offset}, {place: start})
 
     def count(self):
         """The same of a query that remembers how many there were."""
@@ -358,3 +359,13 @@ def test_query_without_a_checkpoint_starts_at_the_earliest_record(query):
     query.open()
     query.advance(2)
     assert query.run() == ["a", "b"]
+
+
+def test_query_does_not_begin_at_records_that_are_deleted(query):
+    """A real-time query fails there."""
+    query.send("a")
+    query.open()
+    assert query.run() == ["a"]
+    query.send("b", "c", "d")
+    query.advance(2, start=3)
+    assert query.run() == ["d"]

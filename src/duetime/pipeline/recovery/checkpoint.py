@@ -160,14 +160,17 @@ class Checkpoints:
             files.write(NOTE, json.dumps(asdict(there)))
         self._noted[name] = there
 
-    def advance(self, name: str, reached: Mapping[Partition, int]) -> None:
+    def advance(
+        self, name: str, reached: Mapping[Partition, int], starts: Mapping[Partition, int]
+    ) -> None:
         """Let a query without state go on from offsets that it has reached since its last commit.
 
-        A batch that was begun and not committed is forgotten: it may be half an hour of records.
+        Nor does it go on before its partitions' `starts`, where a real-time query fails. A batch
+        that was begun and not committed is forgotten: it may be half an hour of records.
         """
         # Of the settings, Spark requires this one; the others are about state.
         first = FIRST_BATCH | {"conf": {PARTITIONS: self._spark.conf.get(PARTITIONS)}}
-        CheckpointLogs(name, self._files(name)).advance(reached, first)
+        CheckpointLogs(name, self._files(name)).advance(reached, starts, first)
 
     def topic_ids(self, name: str) -> Mapping[str, str]:
         """Return the ids of the topics that the query's checkpoint was inspected with."""
@@ -252,8 +255,13 @@ class CheckpointLogs:
         batches = self._batches(PLANNED)
         return self._ends_of(batches[-1]) if batches else {}
 
-    def advance(self, reached: Mapping[Partition, int], first: Mapping[str, Any]) -> None:
-        """Append a batch that ends with these offsets, where they are ahead.
+    def advance(
+        self,
+        reached: Mapping[Partition, int],
+        starts: Mapping[Partition, int],
+        first: Mapping[str, Any],
+    ) -> None:
+        """Append a batch that ends with these offsets, where they are ahead, and with no deleted.
 
         `first` is the metadata of a batch without one before it.
         """
@@ -262,7 +270,8 @@ class CheckpointLogs:
             return
         while planned and planned[-1] not in self._batches(DONE):
             self._files.delete(f"{PLANNED}/{planned.pop()}")
-        ends = done | {at: max(offset, done.get(at, 0)) for at, offset in reached.items()}
+        known = done | {at: max(offset, done.get(at, 0)) for at, offset in reached.items()}
+        ends = {at: max(offset, starts.get(at, 0)) for at, offset in known.items()}
         if ends == done:
             return
         source: dict[str, dict[str, int]] = {}

@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 #: The interval of commits, in seconds.
 INTERVAL_S = 1.0
 
+#: Time limit for a commit to end at a stop, in seconds.
+STOP_S = 5.0
+
 #: Starts for which Kafka has to answer about the group, before a query starts without progress.
 TRIES = 2
 
@@ -95,8 +98,6 @@ class Run:
     #: The offsets that are committed.
     committed: dict[Partition, int] = field(default_factory=dict)
     has_failed_commit: bool = False
-    #: Held from the notes to the commit: a run that has ended commits nothing.
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def release(self) -> None:
         """Let go of the producer: nothing is committed from now on."""
@@ -131,7 +132,7 @@ class ProgressKeeper:
         """Stop, and close the connection."""
         with self._lock:
             self._is_closed = True
-        self._thread.stop()
+        self._thread.stop(STOP_S)
         for name in list(self._runs):
             self._end(name)
         self._offsets.close()
@@ -139,16 +140,22 @@ class ProgressKeeper:
     def reached(self, name: str, topics: Sequence[str]) -> dict[Partition, int]:
         """End the query's last run; return the offsets before which all records have moved on.
 
-        What is not committed is recovery's from now on. Raises KafkaError, but when Kafka does not
-        answer about the group again and again, no progress is kept: a user without rights to it
-        gets no answer.
+        What is not committed is recovery's from now on. Raises KafkaError, but when Kafka refuses
+        the group again and again, no progress is kept: a user without rights to it may get no
+        answer.
         """
         self._end(name)
-        if self._jvm is None:
-            return {}
         partitions = [at for topic in topics for at in self._offsets.readable_partitions(topic)]
+        ids, ends = self._offsets.topic_ids(topics), self._offsets.ends(partitions)
         try:
-            commits = self._offsets.commits(partitions)
+            found = {
+                place: one.offset
+                for place, one in self._offsets.commits(partitions).items()
+                # Another tool's commit has no note.
+                if one.note and belongs(one, ends[place], ids.get(place[0]))
+            }
+            # The others would seem to belong once the log has grown past them.
+            self._offsets.commit({place: 0 for place in partitions if place not in found})
         except KafkaError as error:
             self._refused[name] += 1
             if self._refused[name] < TRIES:
@@ -156,15 +163,6 @@ class ProgressKeeper:
             log.warning("progress is not kept, check the rights to its group error=%s", error)
             return {}
         self._refused[name] = 0
-        ids, ends = self._offsets.topic_ids(topics), self._offsets.ends(commits)
-        found = {
-            place: one.offset
-            for place, one in commits.items()
-            # Another tool's commit has no note.
-            if one.note and belongs(one, ends[place], ids.get(place[0]))
-        }
-        # They would seem to belong once the log has grown past them.
-        self._offsets.commit({place: 0 for place in commits if place not in found})
         return found
 
     def committed(self, name: str) -> dict[Partition, int]:
@@ -177,8 +175,13 @@ class ProgressKeeper:
         if self._jvm is None or self._refused[name] >= TRIES:
             return None
         producer = self._jvm.hold_producer(sink_options(self._settings, name))
-        if not producer.is_ready():
-            producer.release()
+        is_ready = False
+        try:
+            is_ready = producer.is_ready()
+        finally:
+            if not is_ready:
+                producer.release()
+        if not is_ready:
             return None
         # A process that leads again finds notes of its earlier terms.
         number = f"{self._settings.term}.{next(self._numbers)}"
@@ -202,16 +205,15 @@ class ProgressKeeper:
 
     def _step(self) -> None:
         for run in list(self._runs.values()):
-            with run.lock:
-                if run.producer and not self._is_closed:
-                    self._commit_reached(run, run.producer)
+            if run.producer and not self._is_closed:
+                self._commit_reached(run, run.producer)
 
     def _end(self, name: str) -> None:
+        # A commit that is just being made is true all the same.
         with self._lock:
             run = self._runs.pop(name, None)
         if run:
-            with run.lock:
-                run.release()
+            run.release()
 
     def _commit_reached(self, run: Run, producer: HeldProducer) -> None:
         if self._jvm is None:
