@@ -98,7 +98,9 @@ def create_topics(settings: Settings, specs: Sequence[TopicSpec] | None = None) 
     ]
     answers = probe.admin.create_topics(new, operation_timeout=TIMEOUT_S, request_timeout=TIMEOUT_S)
     created = [name for name, answer in answers.items() if _is_created(name, answer)]
-    _await_leaders(probe, missing, settings)
+    # Of one that another has created meanwhile, the number of partitions is not ours to wait for.
+    expected = {spec.name: spec.partitions if spec.name in created else 1 for spec in missing}
+    _await_leaders(probe, expected, settings)
     return created
 
 
@@ -190,7 +192,7 @@ def grow_topics(settings: Settings) -> list[str]:
                 f"topic {name} could not get more partitions ({_reason(error)}): may this user "
                 "alter topics?"
             ) from error
-    _await_leaders(probe, small, settings)
+    _await_leaders(probe, {spec.name: spec.partitions for spec in small}, settings)
     return [
         f"{spec.name}: {len(existing[spec.name].partitions)} -> {spec.partitions} partitions"
         for spec in small
@@ -240,24 +242,25 @@ def _is_created(name: str, answer: "Future[None]") -> bool:
     return True
 
 
-def _await_leaders(probe: ClusterProbe, specs: Sequence[TopicSpec], settings: Settings) -> None:
+def _await_leaders(probe: ClusterProbe, expected: Mapping[str, int], settings: Settings) -> None:
+    """Wait until topics, by name, have so many partitions, and each a leader."""
     existing: dict[str, TopicMetadata] = {}
 
-    def has_leaders(spec: TopicSpec) -> bool:
-        found = existing[spec.name].partitions.values() if spec.name in existing else ()
-        return len(found) >= spec.partitions and all(each.leader >= 0 for each in found)
+    def has_leaders(name: str) -> bool:
+        found = existing[name].partitions.values() if name in existing else ()
+        return len(found) >= expected[name] and all(each.leader >= 0 for each in found)
 
     def all_have_leaders() -> bool:
         existing.update(_topics(_cluster(probe)))
-        return all(has_leaders(spec) for spec in specs)
+        return all(map(has_leaders, expected))
 
     if not wait_until(all_have_leaders, LEADERS_TIMEOUT_S, LEADERS_INTERVAL_S):
-        name = next(spec.name for spec in specs if not has_leaders(spec))
+        name = next(name for name in expected if not has_leaders(name))
         raise KafkaError(
             f"topic {name} is created but cannot be written to: check the brokers, then try again"
         )
     # Brokers know a partition's leader before the leader itself does, which refuses writes.
-    places = [(spec.name, each) for spec in specs for each in existing[spec.name].partitions]
+    places = [(name, each) for name in expected for each in existing[name].partitions]
     offsets = Offsets(settings, TopicNames(settings).release_group)
     try:
         # A busy machine takes longer for hundreds of partitions than the timeout of one request.
