@@ -243,7 +243,10 @@ def _is_created(name: str, answer: "Future[None]") -> bool:
 
 
 def _await_leaders(probe: ClusterProbe, expected: Mapping[str, int], settings: Settings) -> None:
-    """Wait until topics, by name, have so many partitions, and each a leader."""
+    """Wait until each topic has its expected number of partitions, and each partition a leader.
+
+    Raises KafkaError.
+    """
     existing: dict[str, TopicMetadata] = {}
 
     def has_leaders(name: str) -> bool:

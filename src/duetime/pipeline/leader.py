@@ -275,12 +275,10 @@ class Leader:
         if self._settings.metrics_port:
             note_batch(name, query)
         kept_since_ms = now_ms - DELIVERED_RETENTION_MS
-        read = _read_before(query)
+        reached: Mapping[Partition, int] = {}
         if name == LANES:
             # Its topic is internal: a record that has moved on is soon of no use.
-            kept_since_ms = now_ms - LANES_KEPT_MS
-            reached = self._progress.committed(name)
-            read |= {at: max(offset, read.get(at, 0)) for at, offset in reached.items()}
+            kept_since_ms, reached = now_ms - LANES_KEPT_MS, self._progress.committed(name)
         elif name == FAILURES:
             # A cancel of a message finds there when it is retried.
             kept_since_ms = now_ms - self._settings.retry_backoff_max_ms
@@ -288,6 +286,8 @@ class Leader:
             kept_since_ms = now_ms - SAVED_KEPT_MS
         elif not name.startswith(OUTBOX) and name not in (RECURRING, ISOLATED):
             return
+        read = _read_before(query)
+        read |= {at: max(offset, read.get(at, 0)) for at, offset in reached.items()}
         if read:
             self._wheel.delete_before(read, kept_since_ms)
 

@@ -165,28 +165,30 @@ class QueryFactory:
         settings, topics = self._settings, [self._names.lanes]
         self._checkpoints.open(LANES, topics)
         recovery = lane_recovery(settings, self._delivery_logs[None])
-        return self._start_real_time(LANES, topics, partial(lane_rows, settings=settings), recovery)
+        rows, reached = partial(lane_rows, settings=settings), self._progress.reached(LANES, topics)
+        return self._start_real_time(LANES, topics, rows, recovery, reached=reached)
 
     def _start_intake(self) -> StreamingQuery:
         topics = self._names.plain_intake
         reached = self._progress.reached(INTAKE, topics)
         starting = self._start.begin(reached)
-        return self._take_in(INTAKE, topics, starting=starting, reached=reached)
+        return self._take_in(INTAKE, topics, reached, starting=starting)
 
     def _start_transactional_intake(self) -> StreamingQuery:
         topics = [self._names.transactional]
         # Only duetime reads this topic: no other service has delivered its records.
         self._checkpoints.open(INTAKE_TX, topics)
-        return self._take_in(INTAKE_TX, topics, committed_only=True)
+        reached = self._progress.reached(INTAKE_TX, topics)
+        return self._take_in(INTAKE_TX, topics, reached, committed_only=True)
 
     def _take_in(
         self,
         name: str,
         topics: Sequence[str],
+        reached: Mapping[Partition, int],
         *,
         committed_only: bool = False,
         starting: Mapping[Partition, int] | None = None,
-        reached: Mapping[Partition, int] | None = None,
     ) -> StreamingQuery:
         intake = Intake(self._settings)
         recovery = intake_recovery(self._settings, self._delivery_logs[None], intake)
@@ -222,8 +224,8 @@ class QueryFactory:
     ) -> StreamingQuery:
         """Start a query once `recovery` has handled what it had in flight.
 
-        Without a checkpoint it begins at the `starting` offsets. `reached` is its progress, if that
-        is known.
+        Without a checkpoint it begins at the `starting` offsets. `reached` is its progress; None
+        where none is kept, because another cluster's sink has another producer.
         """
         settings = self._settings
         read = partial(
@@ -234,30 +236,27 @@ class QueryFactory:
             committed_only=committed_only,
             starting=starting,
         )
-        # Another cluster's sink has another producer.
-        if has_progress := sink is None:
-            if reached is None:
-                reached = self._progress.reached(name, topics)
+        places = [at for topic in topics for at in self._offsets.readable_partitions(topic)]
+        starts = self._offsets.starts(places)
+        if reached is not None:
             # Lanes are deleted up to their progress, and real time begins at no deleted record.
-            places = [at for topic in topics for at in self._offsets.readable_partitions(topic)]
-            self._checkpoints.advance(name, reached, self._offsets.starts(places))
+            self._checkpoints.advance(name, reached, starts)
         # Only if there can be anything: it takes seconds.
-        if self._delivery_logs[None].has_records(topics):
+        if starts != self._offsets.ends(places):
             started_s = time.monotonic()
             batches = read(batch=settings.recovery_batch_records)
             process_available(batches, recovery, settings, name)
             taken_s = time.monotonic() - started_s
             RECOVERY_SECONDS.labels(name).set(taken_s)
             log.info("recovered query=%s seconds=%.1f", name, taken_s)
-        run = self._progress.run(name, self._checkpoints.topic_ids(name)) if has_progress else None
-        records = (
-            read()
-            if run is None
-            else self._progress.noted(run, read(group_prefix=run.group_prefix))
-        )
+        run = None
+        if reached is not None:
+            run = self._progress.run(name, self._checkpoints.topic_ids(name))
         interval_s = settings.checkpoint_interval_seconds
         if run is None:
-            interval_s = min(interval_s, LONGEST_UNKEPT_S)
+            records, interval_s = read(), min(interval_s, LONGEST_UNKEPT_S)
+        else:
+            records = self._progress.noted(run, read(group_prefix=run.group_prefix))
         apart_s = APART_S if name == INTAKE_TX else 0
         return start_real_time(rows(records), sink or settings, name, interval_s + apart_s)
 

@@ -77,7 +77,7 @@ def read_stream(  # noqa: PLR0913 (each by its name)
     """
     begin = "earliest"
     if starting is not None:
-        begin = _offsets_json(each for each in starting.items() if each[0][0] in topics)
+        begin = offsets_json(each for each in starting.items() if each[0][0] in topics)
     wait_ms = IDLE_WAIT_MS if batch is None else BATCH_WAIT_MS
     options = _source_options(settings, wait_ms, committed_only=committed_only) | {
         "subscribe": ",".join(topics),
@@ -110,8 +110,8 @@ def _source_options(settings: Settings, wait_ms: int, *, committed_only: bool) -
     }
 
 
-def _offsets_json(offsets: Iterable[tuple[Partition, int]]) -> str:
-    """Return offsets in the format of Spark's options."""
+def offsets_json(offsets: Iterable[tuple[Partition, int]]) -> str:
+    """Return offsets in the format of Spark's options and checkpoints."""
     by_topic: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in offsets:
         by_topic.setdefault(topic, {})[str(partition)] = offset
@@ -135,8 +135,8 @@ def read_ranges(
     # The default of 500 ms would be most of a window's planning.
     options = _source_options(settings, BATCH_WAIT_MS, committed_only=committed_only) | {
         "assign": json.dumps(assigned),
-        "startingOffsets": _offsets_json((each.place, each.start) for each in ranges),
-        "endingOffsets": _offsets_json((each.place, each.end) for each in ranges),
+        "startingOffsets": offsets_json((each.place, each.start) for each in ranges),
+        "endingOffsets": offsets_json((each.place, each.end) for each in ranges),
         "failOnDataLoss": str(fail_on_missing).lower(),
         # A consumer keeps the buffer of its last fetch until its slot comes round again, and there
         # are 128: with 4 MiB each, they filled the heap at 10,000 messages/s.

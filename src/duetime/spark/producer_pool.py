@@ -129,9 +129,8 @@ class HeldProducer:
         try:
             self._producer.flush()
             # These come last: they tell of what is in no buffer any more.
-            has_failed = self._pool.is_broken(self._pooled)
             return (
-                not has_failed
+                not self._pool.is_broken(self._pooled)
                 and self._errors.metricValue() == self._errors_before
                 # After it was closed, the sink's rows go to another producer.
                 and self._pool.ids(self._client_id) == [self._pooled.id()]

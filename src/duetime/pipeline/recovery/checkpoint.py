@@ -28,6 +28,7 @@ from duetime.core.errors import KafkaError
 from duetime.core.settings import Settings
 from duetime.kafka.offsets import Offsets, Partition, is_same_topic
 from duetime.spark.catalyst import java_class
+from duetime.spark.kafka_io import offsets_json
 from duetime.spark.session import jvm
 
 log = logging.getLogger(__name__)
@@ -261,30 +262,26 @@ class CheckpointLogs:
         starts: Mapping[Partition, int],
         first: Mapping[str, Any],
     ) -> None:
-        """Append a batch that ends with these offsets, where they are ahead, and with no deleted.
+        """Append a batch that ends with these offsets, where they are ahead, or with the starts.
 
         `first` is the metadata of a batch without one before it.
         """
-        done, planned = self.done(), self._batches(PLANNED)
+        done, planned, committed = self.done(), self._batches(PLANNED), self._batches(DONE)
         if not done:
             return
-        while planned and planned[-1] not in self._batches(DONE):
+        while planned and planned[-1] not in committed:
             self._files.delete(f"{PLANNED}/{planned.pop()}")
         known = done | {at: max(offset, done.get(at, 0)) for at, offset in reached.items()}
         ends = {at: max(offset, starts.get(at, 0)) for at, offset in known.items()}
         if ends == done:
             return
-        source: dict[str, dict[str, int]] = {}
-        for (topic, partition), offset in ends.items():
-            source.setdefault(topic, {})[str(partition)] = offset
         batch = planned[-1] + 1 if planned else 0
         metadata = (_lines(self._files.read(f"{PLANNED}/{batch - 1}")) or [first])[0]
-        self._write(PLANNED, batch, metadata, source)
-        self._write(DONE, batch, {"nextBatchWatermarkMs": 0})
+        self._write(PLANNED, batch, json.dumps(metadata), offsets_json(ends.items()))
+        self._write(DONE, batch, json.dumps({"nextBatchWatermarkMs": 0}))
 
-    def _write(self, folder: str, batch: int, *lines: Mapping[str, Any]) -> None:
-        text = "\n".join([VERSION, *(json.dumps(each) for each in lines)])
-        self._files.write(f"{folder}/{batch}", text)
+    def _write(self, folder: str, batch: int, *lines: str) -> None:
+        self._files.write(f"{folder}/{batch}", "\n".join([VERSION, *lines]))
 
     def _initial(self) -> list[str]:
         """Return the files that have where a source began."""

@@ -19,6 +19,7 @@ import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -175,14 +176,11 @@ class ProgressKeeper:
         if self._jvm is None or self._refused[name] >= TRIES:
             return None
         producer = self._jvm.hold_producer(sink_options(self._settings, name))
-        is_ready = False
-        try:
-            is_ready = producer.is_ready()
-        finally:
-            if not is_ready:
-                producer.release()
-        if not is_ready:
-            return None
+        with ExitStack() as unless_ready:
+            unless_ready.callback(producer.release)
+            if not producer.is_ready():
+                return None
+            unless_ready.pop_all()
         # A process that leads again finds notes of its earlier terms.
         number = f"{self._settings.term}.{next(self._numbers)}"
         found = Run(
@@ -204,9 +202,14 @@ class ProgressKeeper:
         return records.where(_note(self._prefix + run.name, run.number))
 
     def _step(self) -> None:
+        if self._jvm is None:
+            return
+        notes = self._notes(self._jvm)
         for run in list(self._runs.values()):
             if run.producer and not self._is_closed:
-                self._commit_reached(run, run.producer)
+                consumers = SourceConsumers(self._jvm.beans, run.group_prefix)
+                given = run.last_records.add(notes[run.name, run.number], consumers.fetches)
+                self._commit_reached(run, run.producer, given)
 
     def _end(self, name: str) -> None:
         # A commit that is just being made is true all the same.
@@ -215,11 +218,9 @@ class ProgressKeeper:
         if run:
             run.release()
 
-    def _commit_reached(self, run: Run, producer: HeldProducer) -> None:
-        if self._jvm is None:
-            return
-        consumers = SourceConsumers(self._jvm.beans, run.group_prefix)
-        given = run.last_records.add(self._notes(self._jvm, run), consumers.fetches)
+    def _commit_reached(
+        self, run: Run, producer: HeldProducer, given: Mapping[Partition, int]
+    ) -> None:
         changed = {at: offset for at, offset in given.items() if run.committed.get(at) != offset}
         # Also where nothing has changed: the pool does not replace a broken one that is held.
         if not producer.flush():
@@ -237,14 +238,13 @@ class ProgressKeeper:
             run.committed.update(changed)
             run.has_failed_commit = False
 
-    def _notes(self, jvm: DriverJvm, run: Run) -> dict[Partition, int]:
-        notes, prefix = {}, f"{self._prefix}{run.name}/"
-        for place, note in jvm.properties(prefix).items():
-            topic, partition = place.removeprefix(prefix).split("/")
+    def _notes(self, jvm: DriverJvm) -> defaultdict[tuple[str, str], dict[Partition, int]]:
+        """Return the notes of each run, by its name and number."""
+        notes = defaultdict[tuple[str, str], dict[Partition, int]](dict)
+        for place, note in jvm.properties(self._prefix).items():
+            name, topic, partition = place.removeprefix(self._prefix).split("/")
             number, offset = note.split("/")
-            # An earlier run of the query has left the others.
-            if number == run.number:
-                notes[topic, int(partition)] = int(offset)
+            notes[name, number][topic, int(partition)] = int(offset)
         return notes
 
 

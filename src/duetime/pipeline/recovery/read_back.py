@@ -178,12 +178,6 @@ class DeliveryLog:
             self._spark, at.settings, ranges, fail_on_missing=False, committed_only=committed_only
         )
 
-    def has_records(self, topics: Sequence[str]) -> bool:
-        """Return whether any of these internal topics has a record."""
-        offsets = self._here.offsets
-        places = [place for topic in topics for place in offsets.readable_partitions(topic)]
-        return offsets.starts(places) != offsets.ends(places)
-
     def close(self) -> None:
         """Close the connections."""
         for offsets in {self._here.offsets, self._there.offsets}:
