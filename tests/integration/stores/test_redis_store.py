@@ -242,9 +242,10 @@ def test_another_number_of_shards_is_rejected(opened, settings):
     [
         ({"appendonly": "no"}, "append-only file"),
         ({"maxmemory-policy": "allkeys-lru"}, "maxmemory-policy allkeys-lru"),
-        ({"cluster-enabled": "yes"}, "is a cluster"),
+        # By default its second port is 10,000 higher, where outgoing connections have theirs.
+        ({"cluster-enabled": "yes", "cluster-port": str(free_port())}, "is a cluster"),
     ],
-    ids=str,
+    ids=["no append-only file", "evicting", "cluster"],
 )
 def test_a_server_that_would_lose_messages_is_rejected(tmp_path, properties, words):
     with (
