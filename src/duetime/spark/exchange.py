@@ -32,8 +32,8 @@ PRODUCER_BEANS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer of an executor, and when it was asked."""
+class ExecutorReport:
+    """The state of an executor, and when it was asked for it."""
 
     #: The executor's monotonic clock, System.nanoTime.
     nano_ns: int
@@ -66,7 +66,7 @@ class Exchange:
 
     def __call__(
         self, executor: str, location: str, properties: Mapping[str, str], flags: Iterable[str]
-    ) -> Answer:
+    ) -> ExecutorReport:
         """Exchange with an executor. Raises SetupError if another one has answered.
 
         Raises Py4JError or PySparkException where the executor is gone.
@@ -79,7 +79,7 @@ class Exchange:
         ended_ms, ended_s = time.time() * 1_000, time.monotonic()
         if row.executor != executor:
             raise SetupError(f"executor {executor} had no free core for an exchange")
-        return Answer(
+        return ExecutorReport(
             nano_ns=row.nano_ns,
             requests={
                 flag: [each.removeprefix(f"{flag}.") for each in found]

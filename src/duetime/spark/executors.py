@@ -31,7 +31,7 @@ from duetime.core.errors import SetupError
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread, wait_until
 from duetime.spark.catalyst import java_class
-from duetime.spark.exchange import Answer, Exchange
+from duetime.spark.exchange import Exchange, ExecutorReport
 from duetime.spark.kafka_io import DELIVERY_TIMEOUT_S
 from duetime.spark.session import DEFAULT_LEASE, ENDED, HELD, STARTED_BEFORE, is_local, jvm
 from duetime.spark.task_jvms import (
@@ -107,16 +107,16 @@ class ExecutorLink:
     def __init__(
         self,
         executor: str,
-        exchange: Callable[[Mapping[str, str], Iterable[str]], Answer],
+        exchange: Callable[[Mapping[str, str], Iterable[str]], ExecutorReport],
         published: Published,
         max_skew_ms: float,
-        on_answer: Callable[[Answer], None],
+        on_report: Callable[[ExecutorReport], None],
     ) -> None:
         self.executor = executor
         self._exchange, self._published, self._max_skew_ms = exchange, published, max_skew_ms
-        self._on_answer = on_answer
-        #: The last answer.
-        self.answer: Answer | None = None
+        self._on_report = on_report
+        #: The last report.
+        self.report: ExecutorReport | None = None
         #: Until when the executor may hold each lease, by this process's monotonic clock.
         self.granted: dict[str, float] = {}
         #: Everything published has arrived.
@@ -168,7 +168,7 @@ class ExecutorLink:
         since_s = time.monotonic()
 
         def is_fresh() -> bool:
-            return self._stopping or (self.answer is not None and self.answer.started_s >= since_s)
+            return self._stopping or (self.report is not None and self.report.started_s >= since_s)
 
         self.wake()
         with self._changed:
@@ -214,16 +214,16 @@ class ExecutorLink:
         self._sent |= properties
         self._is_published = True
 
-    def _note(self, answer: Answer) -> None:
-        self._ahead_ns.append(answer.nano_ns - answer.ended_s * 1e9)
-        self._skews_ms.append(answer.skew_ms)
-        self.answer = answer
-        metrics.EXECUTOR_SKEW.labels(self.executor).set(answer.skew_ms / 1_000)
+    def _note(self, report: ExecutorReport) -> None:
+        self._ahead_ns.append(report.nano_ns - report.ended_s * 1e9)
+        self._skews_ms.append(report.skew_ms)
+        self.report = report
+        metrics.EXECUTOR_SKEW.labels(self.executor).set(report.skew_ms / 1_000)
         self._warn_of_skew()
         with self._published.lock:
-            for flag, names in answer.requests.items():
+            for flag, names in report.requests.items():
                 self._published.requests.setdefault(flag, set()).update(names)
-        self._on_answer(answer)
+        self._on_report(report)
 
     def _new(self) -> dict[str, str]:
         known = self._sent
@@ -414,9 +414,9 @@ class ExecutorProducers(ProducerMetrics):
         with self._lock:
             self._last[executor] = {}
 
-    def update(self, executor: str, answer: Answer) -> None:
+    def update(self, executor: str, report: ExecutorReport) -> None:
         """Note the numbers that an executor has answered, unless it is gone by now."""
-        now = {tuple(sorted(keys.items())): values for keys, values in answer.beans}
+        now = {tuple(sorted(keys.items())): values for keys, values in report.beans}
         with self._lock:
             if (last := self._last.get(executor)) is None:
                 return

@@ -7,7 +7,7 @@ from tests.support.clocks import eventually
 
 from duetime.core.errors import SetupError
 from duetime.spark import executors
-from duetime.spark.exchange import Answer
+from duetime.spark.exchange import ExecutorReport
 from duetime.spark.executors import (
     END_S,
     LEASE_S,
@@ -41,7 +41,7 @@ class Executor:
         self.properties |= properties
         self.exchanges += 1
         read_s = time.monotonic()
-        return Answer(
+        return ExecutorReport(
             nano_ns=int((read_s + AHEAD_S) * 1e9),
             requests={flag: self.requests.pop(flag, []) for flag in flags},
             beans=[],
@@ -168,12 +168,12 @@ def test_executor_that_does_not_answer_is_named(linked, monkeypatch):
         link.refresh()
 
 
-def answer(sent, held=0, client="d.lanes"):
-    """An answer with one producer's numbers."""
+def report(sent, held=0, client="d.lanes"):
+    """A report with one producer's numbers."""
     name = PRODUCER.replace("d.lanes", client)
     text = f"{name} [record-error-total = 0.0, record-send-total = {sent}, "
     text += f"buffer-total-bytes = 100.0, buffer-available-bytes = {100 - held}]"
-    return Answer(0, {}, [bean(text)], 0, 0, 0)
+    return ExecutorReport(0, {}, [bean(text)], 0, 0, 0)
 
 
 def test_counts_of_producers_never_become_less():
@@ -181,14 +181,14 @@ def test_counts_of_producers_never_become_less():
     for each in "012":
         producers.add(each)
     note = producers.update
-    note("0", answer(5.0))
-    note("1", answer(7.0, client="d.intake"))
-    note("1", answer(3.0))
+    note("0", report(5.0))
+    note("1", report(7.0, client="d.intake"))
+    note("1", report(3.0))
     assert producers.sent("d.lanes") == 8
     # Opened again, gone, and another in its place.
-    note("0", answer(2.0))
+    note("0", report(2.0))
     producers.remove("1")
-    note("2", answer(1.0))
+    note("2", report(1.0))
     assert producers.sent("d.lanes") == 11
     assert producers.sent("d.intake") == 7
     assert producers.sent("d.other") == 0
@@ -198,12 +198,12 @@ def test_bytes_held_are_those_of_executors_that_are_there():
     producers = ExecutorProducers(list)
     for each in "01":
         producers.add(each)
-    producers.update("0", answer(1.0, held=4))
-    producers.update("1", answer(1.0, held=2))
+    producers.update("0", report(1.0, held=4))
+    producers.update("1", report(1.0, held=2))
     assert producers.unacknowledged_bytes("d.lanes") == 6
     producers.remove("0")
-    # Its last answer, which was under way.
-    producers.update("0", answer(1.0, held=4))
+    # Its last report, which was under way.
+    producers.update("0", report(1.0, held=4))
     assert producers.unacknowledged_bytes() == 2
 
 
