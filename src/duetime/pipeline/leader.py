@@ -239,7 +239,7 @@ class Leader:
             factory.all(on_expirations, wake_up),
             refresh=context.destinations[None].refresh,
             given_up=self._given_up,
-            blame=context.isolation.blame,
+            blame=lambda query, error: context.isolation.blame(error, self._client_id(query)),
             remote=[f"{OUTBOX}{cluster}" for cluster in settings.clusters],
             partitions=self._partitions,
             drain=self._drain,

@@ -87,7 +87,7 @@ class QuerySupervisor:
         *,
         refresh: Callable[[], None],
         given_up: Callable[[str], int],
-        blame: Callable[[Exception], int],
+        blame: Callable[[str, Exception], int],
         remote: Collection[str] = (),
         partitions: Callable[[str], Mapping[str, int]] = lambda _: {},
         drain: Callable[[str], object] = lambda _: None,
@@ -95,8 +95,8 @@ class QuerySupervisor:
     ) -> None:
         """`starts` has how each query is started, by its name; `refresh` is called before that.
 
-        `blame` takes the error of a failed query, before it is started again, and returns how many
-        destinations have refused a record: their records go another way from then on.
+        `blame` takes a failed query and its error, before it is started again, and returns how many
+        destinations have refused a record of it: their records go another way from then on.
 
         `given_up` returns how many records a query's producer could not deliver: Spark asks for
         that with the next record, and an idle query would not fail for minutes. Nothing waits for
@@ -197,7 +197,7 @@ class QuerySupervisor:
         # A record that was given up without an answer may still be written: only the query's own
         # error says that it was refused.
         is_answer = not isinstance(error, DuetimeError) and "Expiring" not in str(error)
-        is_refused = self._blame(error) > 0 and is_answer
+        is_refused = self._blame(query.name, error) > 0 and is_answer
         if time.monotonic() - query.started_s > RECOVERED_S:
             query.failures = 0
         is_ended = is_executor_ended(error)

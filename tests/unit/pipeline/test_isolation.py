@@ -40,7 +40,7 @@ class Rig:
     def blame(self, text="", **errors):
         """By topic, how many records of the producer of windows were not delivered by now."""
         self.errors |= {("duetime.release-0", topic): count for topic, count in errors.items()}
-        return self.failed.blame(Exception(text))
+        return self.failed.blame(Exception(text), "duetime.release-0")
 
 
 @pytest.fixture
@@ -74,8 +74,22 @@ def test_destination_that_an_error_names_is_isolated_if_it_is_known(rig):
 def test_destination_on_another_cluster_is_isolated_there(rig):
     client = next(iter(rig.failed._clusters)) + "outbox"
     rig.errors[client, "orders"] = 1
-    assert rig.failed.blame(Exception()) == 1
+    assert rig.failed.blame(Exception(), client) == 1
     assert (rig.here.isolated, rig.eu.isolated) == ([], ["orders"])
+
+
+def test_each_sink_that_a_topic_has_failed_is_answered(rig):
+    # Both failed before the first asked.
+    rig.errors["duetime.lanes", "orders"] = 1
+    assert rig.blame(orders=1) == 1
+    assert rig.failed.blame(Exception(), "duetime.lanes") == 1
+    assert rig.failed.blame(Exception(), "duetime.lanes") == rig.blame() == 0
+
+
+def test_a_sink_is_not_answered_for_what_failed_another(rig):
+    rig.errors["duetime.lanes", "orders"] = 1
+    assert rig.blame() == 0
+    assert rig.here.isolated == ["orders"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from duetime.client.status import RUNS
 from duetime.pipeline.query_supervisor import MAX_QUICK_RESTARTS, QuerySupervisor
 
 #: What happens to queries that never fail.
-LIFE = {"refresh": lambda: None, "given_up": lambda _: 0, "blame": lambda _: 0}
+LIFE = {"refresh": lambda: None, "given_up": lambda _: 0, "blame": lambda *_: 0}
 
 
 def test_query_that_has_not_failed_is_published_with_0_failures():
@@ -100,7 +100,7 @@ class Failing:
 
     def __init__(self, blamed, error):
         self.error, self.begun = error, 0
-        self.queries = QuerySupervisor({"lanes": self.start}, **LIFE | {"blame": lambda _: blamed})
+        self.queries = QuerySupervisor({"lanes": self.start}, **LIFE | {"blame": lambda *_: blamed})
         self.queries.start(lambda *_: None, lambda: True)
 
     def start(self):

@@ -17,7 +17,9 @@ Source: KafkaProducer's sender metrics (`record-error-total`).
 
 import logging
 import re
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -94,19 +96,24 @@ class FailedDestinations:
         self._internal = f"{settings.namespace}."
         #: The prefix of the client ids of a cluster's producers.
         self._clusters = {client_id(settings.at(name), ""): name for name in settings.clusters}
+        self._lock = threading.Lock()
         self._errors: dict[tuple[str, str], int] = {}
+        #: Topics that have failed a sink, by the client id of its producer, until `blame` is called
+        #: for it. A topic may fail several sinks at once, and the first call finds the errors of
+        #: all.
+        self._failed: dict[str, set[str]] = defaultdict(set)
 
-    def blame(self, error: BaseException) -> int:
-        """Isolate the destinations that made a sink fail with this error; return their number.
+    def blame(self, error: BaseException, client: str) -> int:
+        """Isolate the destinations that have failed; return how many failed this client's sink.
 
         Where internal topics failed too, it is an outage of brokers and no destination's fault:
         none is isolated, since one by one a backlog of all would take hours.
         """
         try:
-            found = self._by_metrics() | {(None, topic) for topic in named_topics(str(error))}
-            if any(not cluster and topic.startswith(self._internal) for cluster, topic in found):
-                return 0
-            return sum(self._isolate(cluster, topic) for cluster, topic in found)
+            with self._lock:
+                found = self._by_metrics() | {(client, topic) for topic in named_topics(str(error))}
+                self._isolate(found)
+                return len(self._failed.pop(client, ()))
         except Exception:
             # The failed work is repeated anyway.
             log.exception("could not find which destination has failed")
@@ -116,24 +123,30 @@ class FailedDestinations:
         """See `ProducerMetrics.await_quiet`."""
         return self._sends.await_quiet(client_id, timeout_s)
 
-    def _by_metrics(self) -> set[tuple[str | None, str]]:
-        """Return the topics, by cluster, with errors since the last call."""
+    def _by_metrics(self) -> set[tuple[str, str]]:
+        """Return the client ids and topics with errors since the last call."""
         errors = self._sends.errors()
         before, self._errors = self._errors, errors
-        more = [key for key, count in errors.items() if count > before.get(key, 0)]
-        return {(self._cluster(client), topic) for client, topic in more}
+        return {key for key, count in errors.items() if count > before.get(key, 0)}
 
     def _cluster(self, client_id: str) -> str | None:
         known = (name for prefix, name in self._clusters.items() if client_id.startswith(prefix))
         return next(known, None)
 
-    def _isolate(self, cluster: str | None, topic: str) -> bool:
-        destinations = self._destinations.get(cluster)
-        # The topic that an error names need not exist.
-        if destinations is None or not destinations.knows(topic):
-            return False
-        destinations.isolate(topic)
-        return True
+    def _isolate(self, found: set[tuple[str, str]]) -> None:
+        """Isolate topics, and note them for their clients, unless it is an outage of brokers."""
+        by_cluster = {(client, self._cluster(client), topic) for client, topic in found}
+        if any(
+            not cluster and topic.startswith(self._internal) for _, cluster, topic in by_cluster
+        ):
+            self._failed.clear()
+            return
+        for client, cluster, topic in by_cluster:
+            destinations = self._destinations.get(cluster)
+            # The topic that an error names need not exist.
+            if destinations is not None and destinations.knows(topic):
+                destinations.isolate(topic)
+                self._failed[client].add(topic)
 
 
 def named_topics(error: str) -> set[str]:

@@ -189,16 +189,15 @@ class ReleaseJob:
         is as old as the delivery timeout: until then it cannot have given up a record unanswered.
         """
         number, name = self._producers.get()
-        started_s = time.monotonic()
+        client, started_s = client_id(self._settings, name), time.monotonic()
         try:
             yield name
         except Exception as error:
             if is_ended := is_executor_ended(error):
                 time.sleep(END_S)
-            if self._isolation and (is_ended or self._isolation.blame(error)):
+            if self._isolation and (is_ended or self._isolation.blame(error, client)):
                 left_s = started_s + DELIVERY_TIMEOUT_S - time.monotonic()
-                client, timeout_s = client_id(self._settings, name), min(QUIET_TIMEOUT_S, left_s)
-                if self._isolation.await_quiet(client, timeout_s):
+                if self._isolation.await_quiet(client, min(QUIET_TIMEOUT_S, left_s)):
                     raise OutcomeKnown(error_text(error)) from error
             raise
         finally:
