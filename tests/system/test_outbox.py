@@ -120,6 +120,7 @@ def test_killed_pipeline_sends_nothing_twice(live, abroad):
     assert min(each.late_ms for each in arrived) >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("running")
 @pytest.mark.parametrize("delay_s", [0, 1, 6])
 def test_message_arrives_on_the_other_cluster_as_it_was_sent(live, abroad, delay_s):

@@ -152,6 +152,7 @@ def wrong(settings):
     return settings.model_copy(update={"sasl_password": type(settings.sasl_password)("wrong")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", [create_topics, ensure_reachable])
 def test_a_wrong_password_gets_nothing_and_is_told_so_at_once(wrong, ask):
     with pytest.raises(KafkaError, match="turns us away"):

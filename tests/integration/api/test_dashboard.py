@@ -14,6 +14,7 @@ MINUTE_MS = 60_000
 SECRET = "0123456789abcdef-secret"  # noqa: S105 (of this test alone)
 
 
+@pytest.mark.slow
 def test_an_empty_system_says_so_and_what_comes_is_seen(look, settings, wheel, now_ms, tmp_path):
     running = RunningServer(alike(settings, tmp_path))
     page = live(look(running.settings))
@@ -33,6 +34,7 @@ def test_an_empty_system_says_so_and_what_comes_is_seen(look, settings, wheel, n
     running.stop()
 
 
+@pytest.mark.slow
 def test_messages_are_found_by_topic_key_and_id_and_shown_as_text(look, served, waiting, now_ms):
     evil = "<img src=x onerror=alert(1)>"
     found = waiting.message("found", now_ms + MINUTE_MS, key="mine", value=evil)
@@ -74,6 +76,7 @@ def test_a_message_is_delivered_now(look, served, waiting, now_ms):
     expect(page.locator("#announcement")).to_have_text("It is on its way.")
 
 
+@pytest.mark.slow
 def test_a_message_is_rescheduled_by_keyboard_alone(look, served, waiting, now_ms):
     identity = waiting.message("keyboard", now_ms + MINUTE_MS)
     page = live(look(served))
@@ -103,6 +106,7 @@ def test_a_message_is_rescheduled_by_keyboard_alone(look, served, waiting, now_m
     expect(page.locator("#announcement")).to_contain_text(f"{identity.unique}~1")
 
 
+@pytest.mark.slow
 def test_dead_letters_are_shown_and_redriven_after_a_confirmation(look, served):
     die = dead_letters_of(served)
     for topic in ("one", "two", "three"):
@@ -125,6 +129,7 @@ def test_dead_letters_are_shown_and_redriven_after_a_confirmation(look, served):
     expect(page.locator("#dead-letters-found")).to_contain_text("0 letters")
 
 
+@pytest.mark.slow
 def test_rejected_records_are_a_click_away(look, served):
     source = reject(served)
     page = live(look(served))
@@ -133,6 +138,7 @@ def test_rejected_records_are_a_click_away(look, served):
     expect(page.get_by_role("dialog", name="Rejected record")).to_contain_text(source)
 
 
+@pytest.mark.slow
 def test_what_waits_is_drawn_from_a_minute_to_years(look, served, waiting, now_ms):
     due_ms = now_ms + 40 * MINUTE_MS
     waiting.message("drawn", due_ms)
@@ -169,6 +175,7 @@ def test_a_slot_that_is_wider_than_a_bar_is_spread_and_marked(look, served):
     assert bars == [(3, 10), (0, 10), (0, 10), (0, 10)]
 
 
+@pytest.mark.slow
 def test_ten_thousand_topics_are_listed_page_by_page(look, served, waiting, now_ms):
     with waiting.at_once():
         for each in range(10_000):
@@ -183,6 +190,7 @@ def test_ten_thousand_topics_are_listed_page_by_page(look, served, waiting, now_
     expect(page.locator("#found")).to_have_text("1 message.")
 
 
+@pytest.mark.slow
 def test_a_lost_connection_is_said_and_found_again(look, served, tmp_path):
     settings = alike(served, tmp_path)
     running = RunningServer(settings)

@@ -28,6 +28,7 @@ def check(page):
     assert page.evaluate(CHECK) == []
 
 
+@pytest.mark.slow
 def test_all_that_is_listed_is_named_and_readable_and_fits(seen, served, waiting, now_ms):
     waiting.message("named", now_ms + 5 * MINUTE_MS)
     dead_letters_of(served)("named")
@@ -50,6 +51,7 @@ def test_all_that_is_listed_is_named_and_readable_and_fits(seen, served, waiting
     check(page)
 
 
+@pytest.mark.slow
 def test_each_dialog_is_named_and_readable_and_fits(seen, served, waiting, now_ms):
     identity = waiting.message("asked", now_ms + 5 * MINUTE_MS)
     dead_letters_of(served)("asked")
@@ -81,6 +83,7 @@ def test_each_dialog_is_named_and_readable_and_fits(seen, served, waiting, now_m
         page.keyboard.press("Escape")
 
 
+@pytest.mark.slow
 def test_what_asks_for_a_token_is_named_and_readable_and_fits(seen, served, tmp_path):
     running = RunningServer(guarded(served, TOKEN, tmp_path))
     page = seen(running.settings)
@@ -94,6 +97,7 @@ def test_what_asks_for_a_token_is_named_and_readable_and_fits(seen, served, tmp_
     running.stop()
 
 
+@pytest.mark.slow
 def test_a_lost_connection_is_readable(seen, served, tmp_path):
     running = RunningServer(alike(served, tmp_path))
     page = live(seen(running.settings))

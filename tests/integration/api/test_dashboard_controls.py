@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 from tests.support.api import RunningServer, alike, failed, guarded
 from tests.support.leading import leading
@@ -22,6 +23,7 @@ def in_bar(page, number):
     return {"x": 44 + (number + 0.5) * (width - 44) / 60, "y": 90}
 
 
+@pytest.mark.slow
 def test_the_first_tab_skips_to_the_content(look, served):
     page = live(look(served))
     skip = page.get_by_role("link", name="Skip to the content")
@@ -32,6 +34,7 @@ def test_the_first_tab_skips_to_the_content(look, served):
     expect(page.locator("#main")).to_be_focused()
 
 
+@pytest.mark.slow
 def test_a_bar_says_what_it_has_and_a_click_lists_that(look, served, waiting, now_ms):
     # In the middle of the third bar, however long the page takes to open.
     waiting.message("barred", now_ms + 2 * MINUTE_MS + MINUTE_MS // 2)
@@ -47,6 +50,7 @@ def test_a_bar_says_what_it_has_and_a_click_lists_that(look, served, waiting, no
     assert page.get_by_label("Due from").input_value() > local(page, now_ms)
 
 
+@pytest.mark.slow
 def test_a_bar_that_is_drawn_anew_while_it_is_pressed_is_clicked(look, served):
     page = live(look(served))
     page.locator("#pending").hover(position=in_bar(page, 5))
@@ -80,6 +84,7 @@ def test_the_table_of_what_waits_is_opened_by_keyboard(look, served, waiting, no
     expect(page.locator("#messages-table")).to_contain_text("tabled")
 
 
+@pytest.mark.slow
 def test_what_waits_is_a_click_away_and_so_is_what_is_late(look, served, waiting, now_ms):
     # Nobody delivers it.
     late = waiting.message("late", now_ms + 4_000)
@@ -116,6 +121,7 @@ def test_what_failed_is_a_click_away_and_shown_without_what_cannot_be_done(
     expect(rows(page, "messages-table")).to_have_count(1)
 
 
+@pytest.mark.slow
 def test_a_search_ends_before_its_end_and_the_end_of_a_list_is_said(look, served, waiting, now_ms):
     due_ms = now_ms + 40 * MINUTE_MS
     with waiting.at_once():
@@ -132,6 +138,7 @@ def test_a_search_ends_before_its_end_and_the_end_of_a_list_is_said(look, served
     expect(rows(page, "messages-table").last.get_by_role("button")).to_be_focused()
 
 
+@pytest.mark.slow
 def test_a_message_is_rescheduled_to_an_instant(look, served, waiting, now_ms):
     identity = waiting.message("instant", now_ms + 9 * MINUTE_MS)
     page = live(look(served))
@@ -164,6 +171,7 @@ def test_escape_answers_no_and_gives_the_keyboard_back(look, served, waiting, no
     expect(page.get_by_role("button", name="Look up")).to_be_focused()
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_late_leaves_the_next_question_open(look, served, waiting, now_ms):
     page = live(look(served))
     held = []
@@ -208,6 +216,7 @@ def test_dead_letters_are_listed_by_topic_and_reason(look, served):
     expect(page.locator("#dead-letters-table")).to_contain_text("no-key")
 
 
+@pytest.mark.slow
 def test_a_dead_letter_is_redriven_from_what_is_shown_of_it(look, served):
     dead_letters_of(served)("alone")
     page = live(look(served))
@@ -232,6 +241,7 @@ def test_a_dead_letter_is_redriven_from_what_is_shown_of_it(look, served):
     expect(page.locator("#dead-letters-found")).to_be_focused()
 
 
+@pytest.mark.slow
 def test_rejected_records_are_listed_by_their_own_button(look, served):
     reject(served)
     page = live(look(served))
@@ -239,6 +249,7 @@ def test_rejected_records_are_listed_by_their_own_button(look, served):
     expect(rows(page, "rejected-table").first).to_contain_text("bad-topic")
 
 
+@pytest.mark.slow
 def test_overdue_releases_are_a_click_away_and_what_still_waits_too(
     look, settings, wheel, now_ms, tmp_path
 ):
@@ -297,6 +308,7 @@ def test_a_token_is_asked_for_until_there_is_one(look, served, tmp_path):
     running.stop()
 
 
+@pytest.mark.slow
 def test_without_kafka_the_page_says_so_and_counts_the_spool(look, alone, monkeypatch):
     monkeypatch.setattr("duetime.kafka.offsets.TIMEOUT_S", 0.2)
     alone.post("/v1/messages", json={"topic": "orders", "in": "1m"})

@@ -43,6 +43,7 @@ def until_held(page, asked):
         page.evaluate("new Promise(requestAnimationFrame)")
 
 
+@pytest.mark.slow
 def test_a_search_that_fails_late_leaves_what_the_present_one_found(look, served, waiting, now_ms):
     waiting.message("present", now_ms + 9 * MINUTE_MS)
     page = live(look(served))
@@ -80,6 +81,7 @@ def test_a_slow_earlier_list_does_not_replace_the_last_one(look, served):
     expect(page.locator("#question")).to_contain_text("Redrive dead letter ")
 
 
+@pytest.mark.slow
 def test_a_failed_list_of_dead_letters_hides_the_earlier_one(look, served):
     dead_letters_of(served)("listed")
     page = live(look(served))
@@ -96,6 +98,7 @@ def test_a_failed_list_of_dead_letters_hides_the_earlier_one(look, served):
     expect(page.get_by_role("button", name="Redrive all of these …")).to_be_hidden()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", LISTS)
 def test_every_list_shows_what_was_asked_for_last(look, served, table):
     path, button, nothing = LISTS[table]
@@ -129,6 +132,7 @@ def test_a_slow_message_does_not_replace_the_last_one(look, served, waiting, now
     expect(shown).to_contain_text(str(last))
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_late_leaves_another_message_open(look, served, waiting, now_ms):
     slow, other = (waiting.message(each, now_ms + 9 * MINUTE_MS) for each in ("slow", "other"))
     page = live(look(served, clock=True))
@@ -151,6 +155,7 @@ def test_an_answer_that_comes_late_leaves_another_message_open(look, served, wai
     expect(shown).to_contain_text(str(other))
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_told_as_lost_before_it_has_begun_to_answer(look, served, tmp_path):
     running = RunningServer(alike(served, tmp_path))
     page = live(look(running.settings, clock=True))
@@ -172,6 +177,7 @@ def test_a_request_that_is_never_answered_is_given_up(look, served):
         expect(page.locator("#found")).to_contain_text("does not answer")
 
 
+@pytest.mark.slow
 def test_a_token_may_be_looked_for_longer_than_any_request(look, served, tmp_path):
     token = "0123456789abcdef"  # noqa: S105 (of this test alone)
     running = RunningServer(guarded(served, token, tmp_path))

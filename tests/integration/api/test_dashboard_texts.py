@@ -23,6 +23,7 @@ AWAY = {"store": SecretStr("redis://127.0.0.1:1/0")}
 THERE = "each => each.isConnected"
 
 
+@pytest.mark.slow
 def test_without_a_leader_the_tiles_of_its_note_say_so(look, settings, topics, tmp_path):
     assert topics
     running = RunningServer(alike(settings, tmp_path))
@@ -61,6 +62,7 @@ def test_while_the_store_does_not_answer_events_tell_who_leads(serving, settings
     assert DashboardSnapshot.model_validate(seen, strict=True).model_dump() == seen
 
 
+@pytest.mark.slow
 def test_while_the_store_does_not_answer_the_page_says_so_and_who_leads(
     look, settings, topics, tmp_path
 ):
@@ -150,6 +152,7 @@ def test_a_table_without_a_change_is_not_drawn_again(look, served):
     assert first.evaluate(THERE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_choices_and_keys_are_visible_with_forced_colours(look, served, colours):
     page = live(look(served, forced_colors="active", color_scheme=colours))
@@ -167,6 +170,7 @@ def test_choices_and_keys_are_visible_with_forced_colours(look, served, colours)
     assert page.locator(".key.in").evaluate(line) == exact
 
 
+@pytest.mark.slow
 def test_a_list_that_is_cut_says_so(look, served):
     die = dead_letters_of(served)
     for each in range(10_000):

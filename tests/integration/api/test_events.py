@@ -1,5 +1,6 @@
 """What the dashboard asks for, without a browser: events, rejected records, keys, its own files."""
 
+import pytest
 from tests.support.api import problem_of
 from tests.support.page import events, reject
 
@@ -9,6 +10,7 @@ from duetime.api.events import DashboardSnapshot
 MINUTE_MS = 60_000
 
 
+@pytest.mark.slow
 def test_events_tell_what_waits_and_what_came_in_again_and_again(api, wheel, settings, now_ms):
     with events(api) as received:
         name, first = next(received)

@@ -42,6 +42,7 @@ def test_a_message_arrives_in_the_intake_with_all_its_parts(api, settings):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "payload"),
     [
@@ -66,6 +67,7 @@ def test_a_batch_is_taken_whole_in_order(api, settings):
     assert len(taken_in(settings, 100)) == 100
 
 
+@pytest.mark.slow
 def test_of_a_batch_with_a_bad_message_nothing_is_taken(api, settings):
     batch = [{"topic": "t", "in": "1m"}, {"topic": "t"}, {"topic": "bad topic", "in": "1s"}]
 

@@ -47,6 +47,7 @@ def full(broker, tmp_path_factory):
         running.stop()
 
 
+@pytest.mark.slow
 @ending.parametrize()
 @tried(5)
 def test_whatever_is_asked_is_answered_as_documented(case, full):

@@ -225,6 +225,7 @@ def shop(serving, settings, topics):  # noqa: ARG001 (the topics must be there)
     return serving(limited(settings), headers=bearer(SHOP))
 
 
+@pytest.mark.slow
 def test_others_dead_letters_are_neither_seen_nor_brought_back(shop, settings):
     die = dead_letters_of(settings)
     for topic in ("invoices", "orders-eu", "invoices", "orders-us"):
@@ -257,6 +258,7 @@ def define(settings, *topics):
     assert producer.flush(30) == 0
 
 
+@pytest.mark.slow
 def test_schedules_of_others_are_neither_seen_nor_changed(shop, settings):
     define(settings, "orders-weekly", "invoices")
 

@@ -35,6 +35,7 @@ from duetime.core.errors import SetupError
 from duetime.kafka.connection import ensure_reachable, librdkafka_properties
 
 
+@pytest.mark.slow
 def test_a_record_that_the_topic_does_not_take_holds_up_no_other(settings, topics, tmp_path):  # noqa: ARG001
     intake = f"{settings.namespace}.in"
     configure(AdminClient(librdkafka_properties(settings)), intake, "max.message.bytes", "20000")

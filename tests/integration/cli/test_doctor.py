@@ -33,6 +33,7 @@ def test_a_healthy_machine_passes_every_check(settings):
     assert settings.bootstrap in checks["broker"].detail
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("topics")
 @pytest.mark.parametrize(
     ("ahead_ms", "words"),
@@ -59,6 +60,7 @@ def test_missing_topics_are_named_and_not_created(settings):
         assert f"{settings.namespace}.warmup" in checks["clock"].detail
 
 
+@pytest.mark.slow
 def test_the_checkup_writes_to_the_warm_up_topic_only(settings, topics):
     checkup(settings)
     consumer = Consumer(librdkafka_properties(settings) | {"group.id": "test"})

@@ -151,6 +151,7 @@ def test_a_range_counts_its_slots_only(duetime, wheel, now_ms):
     assert json.loads(duetime("pending", "--from", until, "--json").out)["pending"] == 1
 
 
+@pytest.mark.slow
 def test_a_list_shows_everything_but_payloads(duetime, wheel, now_ms):
     late = wheel.message("orders", now_ms + 14_000, key="k2", value="secret")
     early = wheel.message("orders", now_ms + 10_000, key="\x1b[31m", value="secret")
@@ -253,6 +254,7 @@ def test_an_id_that_was_never_sent_is_unknown(duetime, now_ms, monkeypatch):
         assert (outcome.code, outcome.out) == (4, "")
 
 
+@pytest.mark.slow
 def test_a_message_of_the_past_is_too_late(duetime, now_ms):
     identity = MessageId(due_ms=now_ms - MINUTE_MS, unique="gone")
 
@@ -270,6 +272,7 @@ def test_a_message_about_to_be_sent_is_too_late_to_cancel(duetime, wheel, now_ms
     assert "too late" in outcome.err
 
 
+@pytest.mark.slow
 def test_an_unconfirmed_cancel_is_an_error(duetime, wheel, now_ms, monkeypatch):
     monkeypatch.setattr("duetime.client.cancellation.CONFIRM_MS", 200)
     identity = wheel.message("orders", now_ms + MINUTE_MS)

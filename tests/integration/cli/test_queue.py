@@ -56,6 +56,7 @@ def test_waiting_messages_are_counted_and_shown_and_stay(duetime, configured, pr
     assert "waiting" in duetime("queue", "stats", QUEUE).out
 
 
+@pytest.mark.slow
 def test_a_queues_dead_letter_is_listed_and_redriven_once(duetime, producer):
     words = (QUEUE, "0", "", "1000", "0000000003e8-@queue:x.0.1", "timed-out", "", "4", "1", "2")
     headers = [("h", b"\x00"), *zip(DEAD_LETTER_HEADERS, words, strict=True)]

@@ -27,6 +27,7 @@ def asking(*arguments):
     )
 
 
+@pytest.mark.slow
 def test_a_query_is_answered_and_a_bad_one_refused(wheel, now_ms):
     due_ms = now_ms + 300_000
     for topic in ("orders", "orders", "bills"):
@@ -67,6 +68,7 @@ def test_a_query_is_answered_and_a_bad_one_refused(wheel, now_ms):
     assert named == [each.split()[0] for each in re.split(r", (?=[a-z]+ [a-z])", PENDING)]
 
 
+@pytest.mark.slow
 def test_values_without_json_are_refused_or_named(wheel, now_ms):
     wheel.message("orders", now_ms + 300_000)
     asked = [

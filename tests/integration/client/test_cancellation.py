@@ -96,6 +96,7 @@ def cancelled(waits, failed):
     return failed
 
 
+@pytest.mark.slow
 def test_a_cancelled_retry_is_confirmed_until_its_window_is_planned(settings, cancelled):
     identity, retry_ms = cancelled
     last_ms = closes_ms(retry_ms, settings) - CANCEL_MARGIN_MS
@@ -140,6 +141,7 @@ def test_a_message_whose_topic_exists_by_now_is_too_late_to_cancel(
         cancel_and_confirm(other, settings, SetClock(now_ms))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_impatient")
 def test_the_retries_of_two_failed_copies_are_cancelled(settings, identity, fails, waits, now_ms):
     fails(identity)
@@ -154,6 +156,7 @@ def test_the_retries_of_two_failed_copies_are_cancelled(settings, identity, fail
     cancel_and_confirm(identity, settings, SetClock(now_ms))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_impatient")
 def test_the_far_copy_is_cancelled_if_the_other_is_too_near(settings, identity, fails, waits):
     fails(identity)
@@ -181,6 +184,7 @@ def instants_of_cancels(settings):
     return [int(dict(each.headers())[DUE_AT_MS]) for each in (record, *further)]
 
 
+@pytest.mark.slow
 def test_a_retry_that_failed_is_over_and_the_next_is_pending(identity, fails):
     (first_ms,) = fails(identity)
     (second_ms,) = fails(identity, retried_ms=first_ms, attempts=1)
@@ -231,6 +235,7 @@ def test_a_cancel_is_confirmed_if_its_slot_takes_long_to_read(settings, wheel, n
     assert counts == [others + 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_failures_are_read_once_a_process(settings, fails, identity, now_ms, reads):
     others = [MessageId(due_ms=identity.due_ms, unique=f"m{each}") for each in range(4)]
     retries = [fails(each) for each in others]
@@ -243,6 +248,7 @@ def test_failures_are_read_once_a_process(settings, fails, identity, now_ms, rea
     assert find_failed_message(identity, settings, now_ms) is None
 
 
+@pytest.mark.slow
 def test_an_overtaken_reader_does_not_read_all_again(fails, identity, reads, monkeypatch):
     for _ in range(3):
         fails(identity)
@@ -262,6 +268,7 @@ def test_an_overtaken_reader_does_not_read_all_again(fails, identity, reads, mon
     assert max(reads) == 1
 
 
+@pytest.mark.slow
 def test_the_failure_index_follows_deletions_and_earlier_starts(settings, fails, now_ms, reads):
     old, new = (MessageId(due_ms=now_ms + ms, unique=f"{ms}") for ms in (-1_000, 62_000))
     fails(old)

@@ -32,6 +32,7 @@ def test_a_backoff_doubles_up_to_the_longest():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("topics")
 def test_a_failing_message_is_retried_and_then_a_dead_letter(settings, now_ms, caplog):
     clock = SetClock(now_ms)
@@ -66,6 +67,7 @@ def test_a_failing_message_is_retried_and_then_a_dead_letter(settings, now_ms, c
     assert "with a payload" not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("topics")
 def test_a_message_that_cannot_be_scheduled_becomes_a_dead_letter(settings):
     @retry_later(backoff=exponential("1m", max="1h"), max_attempts=3, settings=settings)
@@ -80,6 +82,7 @@ def test_a_message_that_cannot_be_scheduled_becomes_a_dead_letter(settings):
     assert "ZeroDivisionError, and it cannot be scheduled: header due-expires-ms" in letter.detail
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("topics")
 def test_a_message_that_kafka_refuses_for_good_becomes_a_dead_letter(settings):
     @retry_later(backoff=exponential("1m", max="1h"), max_attempts=3, settings=settings)
@@ -116,6 +119,7 @@ def test_a_message_larger_than_a_dead_letter_leaves_its_place(settings, now_ms):
     assert DeadLetters(settings).redrive(DeadLetterFilter(), SetClock(now_ms)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("topics")
 def test_a_failure_repeated_after_a_crash_is_the_same_message(settings, now_ms):
     clock = SetClock(now_ms)

@@ -45,6 +45,7 @@ def taken_in(settings):
     return records
 
 
+@pytest.mark.slow
 def test_a_dead_letter_has_the_message_and_the_reason(letters, die):
     die()
     (letter,) = letters.latest(ANY, 10)
@@ -66,6 +67,7 @@ def test_a_foreign_record_is_no_dead_letter(settings, letters, die):
         letters.find(0)
 
 
+@pytest.mark.slow
 def test_letters_are_selected_and_the_latest_are_listed(letters, die):
     for number in range(4):
         die(topic=f"to-{number % 2}", reason=f"r-{number // 2}", last_ms=1_000 * number)
@@ -75,6 +77,7 @@ def test_letters_are_selected_and_the_latest_are_listed(letters, die):
     assert [each.offset for each in letters.latest(DeadLetterFilter(since_ms=2_000), 9)] == [2, 3]
 
 
+@pytest.mark.slow
 def test_a_dead_letter_is_redriven_once(settings, letters, die):
     die(), die(topic="other")
     assert letters.redrive(DeadLetterFilter(topic="to"), SystemClock()) == 1
@@ -90,6 +93,7 @@ def test_a_dead_letter_is_redriven_once(settings, letters, die):
     assert headers["due-id"] != dict(second.headers())["due-id"]
 
 
+@pytest.mark.slow
 def test_reserved_headers_do_not_prevent_a_redrive(settings, letters, die):
     taken = "due-at-ms", "due-id", "due-in-ms", "due-cron", "due-zone", "due-until", "due-misfire"
     taken += ("due-replaces",)

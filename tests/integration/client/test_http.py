@@ -138,6 +138,7 @@ class Noticing(httpx.HTTPTransport):
             raise
 
 
+@pytest.mark.slow
 def test_a_request_is_made_again_until_the_server_is_there(tmp_path):
     settings, transport = alike(NOWHERE, tmp_path), Noticing()
     with Client(settings.api_url, transport=transport) as client, ThreadPoolExecutor() as threads:
@@ -156,6 +157,7 @@ def test_an_unreachable_server_is_a_kafka_error():
         client.reschedule(str(MessageId(due_ms=1, unique="a")), at=AT)
 
 
+@pytest.mark.slow
 def test_what_waits_is_found_and_cancelled_and_rescheduled(
     settings, wheel, now_ms, tmp_path, monkeypatch
 ):

@@ -49,6 +49,7 @@ def test_a_message_arrives_as_the_contract_says(producer, settings):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("topics")
 def test_a_delay_counts_from_the_clock_of_the_producer(settings):
     now_ms = 1_800_000_000_000
@@ -74,6 +75,7 @@ def test_keys_land_where_java_senders_put_them(producer, settings):
     assert landed == {key: (it & 0x7FFFFFFF) % partitions for key, it in MURMUR2.items()}
 
 
+@pytest.mark.slow
 def test_a_delivery_is_reported_with_the_full_id(producer):
     reports = []
     full_id = producer.produce(
@@ -91,6 +93,7 @@ def test_a_full_local_queue_is_waited_for(settings):
     assert len(taken_in(settings, 100)) == 100
 
 
+@pytest.mark.slow
 def test_a_cancel_arrives_as_the_contract_says(producer, settings):
     full_id = producer.produce("orders", in_=timedelta(minutes=1))
     producer.cancel(full_id)

@@ -45,6 +45,7 @@ def test_a_rescheduled_message_expires_when_it_did(wheel, settings, now_ms):
     assert dict(again.headers())["due-expires-ms"] == str(expires_ms).encode()
 
 
+@pytest.mark.slow
 def test_a_rescheduled_message_is_the_same_byte_for_byte(wheel, settings, now_ms):
     every = bytes(range(256))
     headers = [("a", every), ("a", b""), ("b", None), *TRACE]
@@ -67,6 +68,7 @@ def test_a_rescheduled_message_is_the_same_byte_for_byte(wheel, settings, now_ms
     ]
 
 
+@pytest.mark.slow
 def test_null_and_empty_stay_apart_when_rescheduled(wheel, settings, now_ms):
     for payload in (None, b""):
         old = wheel.message("orders", now_ms + MINUTE, key=payload, value=payload)
@@ -75,6 +77,7 @@ def test_null_and_empty_stay_apart_when_rescheduled(wheel, settings, now_ms):
     assert found == {(None, None), (b"", b"")}
 
 
+@pytest.mark.slow
 def test_a_message_for_another_cluster_stays_so(wheel, settings, now_ms):
     state = f"{now_ms}:::::eu"
     old = wheel.message("orders", now_ms + MINUTE, state=state)
@@ -83,6 +86,7 @@ def test_a_message_for_another_cluster_stays_so(wheel, settings, now_ms):
     assert dict(again.headers())["due-cluster"] == b"eu"
 
 
+@pytest.mark.slow
 def test_a_rescheduled_message_has_no_reserved_headers(wheel, settings, now_ms):
     names = "due-in-ms", "due-cron", "due-zone", "due-misfire", "due-replaces"
     taken = [(name, b"1") for name in names]
@@ -93,6 +97,7 @@ def test_a_rescheduled_message_has_no_reserved_headers(wheel, settings, now_ms):
     assert again.headers()[3:] == [("due-replaces", str(old).encode()), *headers]
 
 
+@pytest.mark.slow
 def test_a_message_that_is_not_pending_is_unknown(wheel, settings, now_ms):
     cancelled = wheel.message("orders", now_ms + MINUTE)
     wheel.cancel(cancelled)
@@ -120,6 +125,7 @@ def test_a_new_time_that_is_refused_changes_nothing(wheel, settings, now_ms):
     reader.close()
 
 
+@pytest.mark.slow
 def test_a_message_about_to_be_released_is_too_late(wheel, settings, now_ms):
     old = wheel.message("orders", now_ms + 20 * SECOND)
     for clock_ms in (now_ms + 16 * SECOND, now_ms + 20 * SECOND, now_ms + MINUTE):
@@ -140,6 +146,7 @@ def test_a_record_appended_too_late_is_an_error_and_the_old_one_stays(wheel, set
     assert old.due_ms - again.timestamp()[1] < settings.short_delay_threshold_ms + REPLACING_MS
 
 
+@pytest.mark.slow
 def test_two_reschedules_of_a_message_are_both_done(wheel, settings, now_ms):
     old = wheel.message("orders", now_ms + MINUTE, unique="order-17")
     new = [reschedule(str(old), in_=timedelta(minutes=each), settings=settings) for each in (5, 7)]

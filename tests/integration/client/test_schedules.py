@@ -56,6 +56,7 @@ def test_the_schedule_table_reader_follows_the_topic(settings, write):
         assert watched.now().all() == [DAILY]
 
 
+@pytest.mark.slow
 def test_a_stopped_schedule_is_unknown(settings, write):
     write("daily", DAILY)
     write("daily", None)

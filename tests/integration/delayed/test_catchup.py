@@ -10,6 +10,7 @@ MARKS = [pytest.mark.hostile, pytest.mark.slow, pytest.mark.timeout(900)]
 COUNTS = [20_000, pytest.param(1_000_000, marks=MARKS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_old_records_are_returned_in_order(topic, now_ms, count):
     send_shuffled(topic, now_ms, count)

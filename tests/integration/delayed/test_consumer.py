@@ -23,6 +23,7 @@ from duetime.kafka import producer
 from duetime.kafka.producer import OF_ANY_SIZE
 
 
+@pytest.mark.slow
 def test_records_come_at_their_time_and_ties_by_offset(topic, now_ms):
     for delay_ms, value in ((900, "d"), (300, "a"), (600, "b"), (600, "c"), (300, "a2")):
         topic.send(now_ms + delay_ms, value)
@@ -33,6 +34,7 @@ def test_records_come_at_their_time_and_ties_by_offset(topic, now_ms):
     assert found[-1].deliver_after_ms == now_ms + 900
 
 
+@pytest.mark.slow
 def test_a_missing_or_invalid_header_means_at_once(topic, now_ms):
     topic.send(now_ms + 500, "later")
     topic.send(None, "plain", key=b"k", headers=[("a", b"b")])
@@ -97,6 +99,7 @@ def test_a_restart_resumes_exactly_even_among_equal_times(topic, now_ms):
     assert committed.offset == 11
 
 
+@pytest.mark.slow
 def test_index_files_spare_the_log_and_may_be_missing_or_damaged(topic, now_ms, tmp_path):
     files = {"delayed_index_location": tmp_path.as_uri(), "delayed_segment_records": 100}
     topic.send_old(now_ms, 1_000)
@@ -114,6 +117,7 @@ def test_index_files_spare_the_log_and_may_be_missing_or_damaged(topic, now_ms, 
         assert len(list(tmp_path.rglob("*.parquet"))) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"PAR1")])
 def test_index_files_may_be_lost_while_they_are_used(topic, now_ms, tmp_path, harm):
     files = {"delayed_index_location": str(tmp_path), "delayed_segment_records": 100}
@@ -189,6 +193,7 @@ def is_known_to_be_committed(consumer):
     return partition.to_commit() is None
 
 
+@pytest.mark.slow
 def test_unhandled_records_are_redelivered(topic, now_ms):
     for number in range(2):
         topic.send(now_ms, str(number))
@@ -224,6 +229,7 @@ def test_the_client_is_polled_while_many_records_are_ready(topic, now_ms, monkey
         monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_two_consumers_share_the_partitions_and_hand_them_over(two_partitions, now_ms):
     topic = two_partitions
     told = []
@@ -291,6 +297,7 @@ def test_a_nacked_record_is_retried_for_its_group_until_it_dies(topic, now_ms):
         assert values(read(consumer, 2)) == ["order", "end"]
 
 
+@pytest.mark.slow
 def test_a_second_dead_letter_has_only_the_senders_headers(topic, now_ms):
     dead = DelayedTopic(topic.bootstrap)
     delivered = [("due-at-ms", b"1"), ("due-id", b"000000000001-redriven.0"), ("a", b"b")]
@@ -328,6 +335,7 @@ def test_records_removed_before_they_are_due_are_counted(topic, now_ms, caplog):
     assert f"retention removed records {removed}" in caplog.text
 
 
+@pytest.mark.slow
 def test_records_removed_without_a_reader_are_counted_too(topic, now_ms):
     for number in range(10):
         topic.send(now_ms + number, str(number))
@@ -362,6 +370,7 @@ def killed_after(count, topic, properties):
         return found + process.stdout.read().split()
 
 
+@pytest.mark.slow
 def test_a_killed_reader_loses_nothing_and_repeats_one_at_most(topic, now_ms, tmp_path):
     for number in range(300):
         topic.send(now_ms - number * 7919 % 300, str(number))
@@ -407,6 +416,7 @@ def test_an_invalid_property_is_refused_by_name(wrong):
         DelayedConsumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "g"} | wrong)
 
 
+@pytest.mark.slow
 def test_the_log_replaces_a_segment_file_that_retention_cut(topic, now_ms, tmp_path):
     files = {"delayed_index_location": tmp_path.as_uri(), "delayed_segment_records": 100}
     for number in range(300):

@@ -128,6 +128,7 @@ def made_visible(shown):
     keeper.close()
 
 
+@pytest.mark.slow
 def test_records_appear_in_their_partition_in_the_order_of_their_times(running, now_ms):
     delays = [number * 7919 % 1_500 for number in range(500)]
     for number, delay_ms in enumerate(delays):
@@ -167,6 +168,7 @@ def test_rejected_and_failed_records_delay_no_others(running, now_ms):
     assert (words["due-error"], words["due-partition"]) == (b"no-such-partition", b"2")
 
 
+@pytest.mark.slow
 def test_a_record_too_large_for_all_topics_leaves_its_place(broker, now_ms):
     wide = Shown(broker.bootstrap, delayed=WIDE)
     large, told = b"x" * 2_000_000, ("due-callback", b"http://x")
@@ -196,6 +198,7 @@ def test_a_record_too_large_for_all_topics_leaves_its_place(broker, now_ms):
         assert letter.detail.endswith(f"its record is {wide.delayed}/0/{offset}")
 
 
+@pytest.mark.slow
 def test_failed_records_are_sent_elsewhere_despite_a_full_queue(broker, now_ms, monkeypatch):
     monkeypatch.setattr(producer, "OF_ANY_SIZE", OF_ANY_SIZE | ONE_AT_A_TIME)
     wide = Shown(broker.bootstrap, delayed=WIDE)
@@ -330,6 +333,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.slow
 def test_after_kills_each_record_appears_once_and_in_order(shown, now_ms):
     for number in range(3_000):
         shown.send(now_ms + number * 7919 % 3_000, f"{number}", key=f"{number}")

@@ -20,6 +20,7 @@ from duetime.cli import main
 ASKED = {"send", "pending"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_broker", "topics")
 @pytest.mark.parametrize("page", ["README.md", "index.md"])
 def test_the_first_snippets_schedule_what_they_say_and_read_what_arrives(page, settings, capfd):
@@ -38,6 +39,7 @@ def test_the_first_snippets_schedule_what_they_say_and_read_what_arrives(page, s
     assert capfd.readouterr().out == "b'hello'\n"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_broker", "topics")
 def test_the_first_commands_do_what_they_say(capfd):
     first = [words for words in commands("README.md", "index.md") if words[0] in ASKED]
@@ -83,6 +85,7 @@ class OneMessage(confluent_kafka.Consumer):
         raise Enough
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_broker", "topics")
 def test_the_loop_with_a_handler_that_fails_tries_again_later(settings, monkeypatch):
     (loop,) = of("python", page="retries.md")

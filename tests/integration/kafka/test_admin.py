@@ -49,6 +49,7 @@ def test_every_topic_is_created_as_it_must_be(settings, topics):
     check_topics(settings)
 
 
+@pytest.mark.slow
 def test_only_what_is_missing_is_created(settings, topics, cluster):
     for deleted in cluster.delete_topics(topics[1:3]).values():
         deleted.result()
@@ -101,6 +102,7 @@ def test_settings_that_lose_nothing_are_no_problem(settings, altered):
     assert topic_problems(settings) == []
 
 
+@pytest.mark.slow
 def test_topic_with_unlimited_sender_timestamps_is_a_problem(settings, altered):
     # As brokers before Kafka 4 have it unless they are told otherwise.
     name, unlimited = "message.timestamp.after.max.ms", str(2**63 - 1)

@@ -186,6 +186,7 @@ def test_other_torn_files_lose_nothing(query, name):
     assert query.run() == (["a", "b"] if name == "metadata" else ["b"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folders", [["offsets"], ["commits"], ["offsets", "commits"]], ids=str)
 def test_state_is_as_of_the_batch_that_the_query_goes_on_from(query, folders):
     query.open()
@@ -232,6 +233,7 @@ def test_query_that_failed_to_load_state_starts_without_a_checkpoint(query):
     assert state_problems(None) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 5], ids=["fewer", "as many", "more"])
 def test_topic_that_was_created_again_is_read_from_its_start(query, caplog, count):
     query.send("a", "b")
@@ -251,6 +253,7 @@ def test_topic_that_was_created_again_is_read_from_its_start(query, caplog, coun
     assert len(errors(caplog)) == 1
 
 
+@pytest.mark.slow
 def test_spark_alone_skips_records_of_a_topic_created_again(query):
     """What Spark does by itself: what makes all of this necessary."""
     query.send("a", "b")
@@ -341,6 +344,7 @@ def test_query_without_a_commit_goes_on_from_what_it_has_reached(query):
     assert query.run() == ["c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reached", "left"), [(2, ["c"]), (3, [])])
 def test_batch_that_was_begun_does_not_hold_back_what_was_reached(query, reached, left):
     query.send("a")

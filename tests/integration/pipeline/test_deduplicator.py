@@ -82,6 +82,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), STEPS, ids=lambda each: each[0])
 @pytest.mark.parametrize("ahead_ms", [-100, 0, 100])
 def test_furthest_record_is_the_latest_whatever_the_brokers_clocks(
@@ -98,6 +99,7 @@ def test_later_of_two_records_equally_far_is_the_latest(is_left):
     assert is_left(second, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead_ms", [0, 1_900, 4_900])
 def test_offset_decides_within_a_partition_and_not_the_clock(is_left, ahead_ms):
     """The longest lane may be taken twice. Between the two its leader may move to a slower clock.

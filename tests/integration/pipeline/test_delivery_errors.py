@@ -76,6 +76,7 @@ def test_row_for_a_stuck_partition_has_its_reason(judged):
     assert judged(known, partition=1)[0] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", MURMUR2)
 def test_key_of_a_stuck_partition_has_its_reason(judged, key):
     stuck = partition_of(key, 12)

@@ -54,6 +54,7 @@ def test_first_member_leads_until_it_leaves_then_the_next(join):
     assert second.is_leading.wait(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_leaving_member_settles_before_another_may_lead(join):
     first = join()
     assert first.wait()
@@ -95,6 +96,7 @@ def with_standby(found):
     return found if found.standbys else None
 
 
+@pytest.mark.slow
 def test_status_that_is_too_long_is_left_out(settings, join):
     leader = join()
     leader.status = lambda: {"queries": dict.fromkeys(map(str, range(1_000)), "runs")}
@@ -103,6 +105,7 @@ def test_status_that_is_too_long_is_left_out(settings, join):
     assert (found.leader is not None, found.queries) == (True, {})
 
 
+@pytest.mark.slow
 def test_last_part_of_a_status_that_is_too_long_is_left_out_first(settings, join):
     leader = join()
     latest = [(clock_ms, 10**9, clock_ms, clock_ms) for clock_ms in [2**41] * MAX_OVERDUE_RELEASES]
@@ -132,6 +135,7 @@ def overdue_released(settings, number):
     return found if found.overdue_released == number else None
 
 
+@pytest.mark.slow
 def test_status_counts_pending_and_late_messages(settings, wheel, now_ms):
     wheel.message("to", now_ms + 6_000)
     wheel.message("to", now_ms + 600_000)
@@ -171,6 +175,7 @@ def test_rows_of_a_leader_that_steps_down_are_not_sent(settings, spark, join, mo
         spark.range(1).where(lease_is_held(settings.in_term(1))).count()
 
 
+@pytest.mark.slow
 def test_rows_of_an_older_term_are_not_sent_in_a_later_one(settings, spark, join, monkeypatch):
     """The leader loses the lead and gets it back, while rows of its first term wait for a lease.
 
@@ -234,6 +239,7 @@ def heartbeat(number, lease_ms=None):
     return Heartbeat(member="m", name="host:1", number=number, lease_ms=lease_ms)
 
 
+@pytest.mark.slow
 def test_lease_is_published_to_a_jvm_that_is_attached_later(settings, spark, join):
     leader = join()
     assert leader.wait()
@@ -244,6 +250,7 @@ def test_lease_is_published_to_a_jvm_that_is_attached_later(settings, spark, joi
     assert int(jvm(spark).java.lang.System.getProperty(name)) > 0
 
 
+@pytest.mark.slow
 def test_row_waits_for_a_lease_that_is_renewed_late(settings, spark, monkeypatch):
     system = jvm(spark).java.lang.System
     name = lease_name(settings)

@@ -211,6 +211,7 @@ def rows(spark, sent):
     return Intake(SETTINGS).rows(frame).collect()
 
 
+@pytest.mark.slow
 def test_every_record_comes_out_exactly_once(sent, rows):
     assert len(rows) == len(sent)
 

@@ -78,6 +78,7 @@ def wanted_payload(case):
     return raw(case.get("delivered_key")), raw(case.get("delivered_value"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("offset", "case"), list(enumerate(CASES)), ids=[each["id"] for each in CASES]
 )

@@ -78,6 +78,7 @@ def is_missing(_topic):
     return []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("topics")
 @pytest.mark.parametrize("answer", [may_not_be_described, is_missing])
 def test_records_of_a_topic_that_was_unreadable_once_are_not_counted_twice(

@@ -54,6 +54,7 @@ def slots(due_ms):
     return [(due_ms, NAMES.wheel(each.level), WHEEL.partitions_of(each)[0]) for each in found]
 
 
+@pytest.mark.slow
 def test_cancel_goes_to_each_slot_where_its_message_may_be(spark):
     in_time = [each for each in DUE_MS if each - NOW_MS >= KAFKA.short_delay_threshold_ms]
     late = [(each, NAMES.rejected, None) for each in DUE_MS if each not in in_time]
@@ -124,6 +125,7 @@ def as_cancels(rows):
         yield due_ms, row.topic, row.partition
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", [NAMES.native, NAMES.transactional])
 def test_replacement_is_a_message_and_a_cancel_in_each_old_slot(spark, topic):
     old = [each for each in DUE_MS if each >= NEAREST_MS]
@@ -139,6 +141,7 @@ def test_replacement_is_a_message_and_a_cancel_in_each_old_slot(spark, topic):
     assert sorted(cancels) == sorted(chain(*map(slots, old)))
 
 
+@pytest.mark.slow
 def test_replacement_in_another_store_is_a_message_and_one_cancel(spark):
     old = MessageId(due_ms=NEAREST_MS, unique="m")
     message, cancel = rows_of_replacing(spark, replacing(old, ("due-id", "n")), settings=REDIS)
@@ -147,6 +150,7 @@ def test_replacement_in_another_store_is_a_message_and_one_cancel(spark):
     assert list(as_cancels([cancel])) == [(old.due_ms, NAMES.store_inbox, None)]
 
 
+@pytest.mark.slow
 def test_message_due_now_may_replace_a_scheduled_one(spark):
     old = MessageId(due_ms=NEAREST_MS, unique="m")
     message, cancel = rows_of_replacing(spark, replacing(old, due_ms=1))
@@ -154,6 +158,7 @@ def test_message_due_now_may_replace_a_scheduled_one(spark):
     assert list(as_cancels([cancel])) == slots(old.due_ms)
 
 
+@pytest.mark.slow
 def test_replacement_may_keep_the_unique_part_of_the_id(spark):
     old = MessageId(due_ms=NEAREST_MS, unique="order-17")
     message, _ = rows_of_replacing(spark, replacing(old, ("due-id", "order-17")))
@@ -178,6 +183,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("record", "reason"), REFUSED.values(), ids=REFUSED)
 def test_invalid_replacement_is_rejected_and_the_old_message_stays(spark, record, reason):
     (row,) = rows_of_replacing(spark, record)
@@ -186,12 +192,14 @@ def test_invalid_replacement_is_rejected_and_the_old_message_stays(spark, record
     assert (bytes(row.key), bytes(row.value)) == (b"k", b"v")
 
 
+@pytest.mark.slow
 def test_generated_id_cannot_replace_itself(spark):
     made = MessageId(due_ms=NEW_MS, unique="@in.0.0")
     (row,) = rows_of_replacing(spark, replacing(made))
     assert dict(row.headers)["due-error"] == b"bad-id"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [KAFKA, REDIS])
 def test_replacement_is_decided_by_the_record_timestamp(spark, settings):
     """A record that is read a second time, after a crash, may have been taken in before."""

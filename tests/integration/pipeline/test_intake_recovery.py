@@ -57,6 +57,7 @@ class Deduplicator:
         return self._sent if topic == self._topic else None
 
 
+@pytest.mark.slow
 def test_cancel_of_a_retry_cancels_no_ingested_message(spark, intake):
     first, second = (MessageId(due_ms=SENT_MS + ms, unique="daily") for ms in (10_000, LATER_MS))
     # The second message is due when the first one is tried again.
@@ -75,6 +76,7 @@ def test_cancel_that_came_too_late_is_ignored(spark, intake):
     assert [row.id for row in found] == [str(far)]
 
 
+@pytest.mark.slow
 def test_cancels_of_one_id_for_other_instants_are_kept(spark, intake, now_ms):
     identity = MessageId(due_ms=now_ms + LATER_MS, unique="m")
     instants = [None, now_ms + 2 * LATER_MS, now_ms + 3 * LATER_MS, now_ms + 2 * LATER_MS, None]
@@ -84,6 +86,7 @@ def test_cancels_of_one_id_for_other_instants_are_kept(spark, intake, now_ms):
     assert sorted(row.offset for row in left.collect()) == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", [TopicNames(SETTINGS).native, TopicNames(SETTINGS).transactional])
 def test_message_replaced_in_time_counts_as_cancelled(spark, intake, topic):
     nearest_ms = SENT_MS + SETTINGS.short_delay_threshold_ms + REPLACING_MS
@@ -139,6 +142,7 @@ class TestReplacing:
 
         return recovered
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("written", ["nothing", "message", "cancel", "message and cancel"])
     def test_recovery_writes_what_is_missing(self, settings, wheel, replaced, recover, written):
         old, new = replaced

@@ -95,6 +95,7 @@ DRAWN = st.one_of(
 
 
 #: A job each, so few.
+@pytest.mark.slow
 @hypothesis_settings(max_examples=10, deadline=None)
 @given(st.lists(DRAWN, min_size=20))
 def test_spark_finds_any_topics_internal_that_python_does(spark, known, topics):  # noqa: ARG001

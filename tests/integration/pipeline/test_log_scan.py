@@ -66,6 +66,7 @@ def test_message_that_moves_on_during_a_scan_is_found(
     eventually(lambda: start_of(place) == 1)
 
 
+@pytest.mark.slow
 def test_ids_of_earlier_scans_are_not_copied_by_each_scan(wheel, read_back):
     many = [str(wheel.message("orders", 1_000 + each)) for each in range(20)]
     seen = IdCache()

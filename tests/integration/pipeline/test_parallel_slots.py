@@ -90,6 +90,7 @@ def test_each_message_of_several_shards_is_sent_once(store, job, fill, destinati
     assert destination.ids() == ids
 
 
+@pytest.mark.slow
 def test_job_that_was_killed_is_repeated_without_what_it_has_sent(
     store, job, fill, destination, now_ms
 ):

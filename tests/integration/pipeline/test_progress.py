@@ -103,6 +103,7 @@ def test_nothing_is_reached_beyond_a_record_that_is_refused(passing, keeper):
     assert passing.reached()[0] == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_commits_nothing(passing, keeper):
     passing.send(1)
     eventually(lambda: passing.reached() == {0: 1}, passing.reached)
@@ -114,6 +115,7 @@ def test_a_run_that_has_ended_commits_nothing(passing, keeper):
     assert passing.reached() == {0: 1}
 
 
+@pytest.mark.slow
 def test_commits_that_do_not_belong_are_not_reached_and_never_will_be(passing, keeper):
     """Not when the log has grown past them, either."""
     passing.send(3)

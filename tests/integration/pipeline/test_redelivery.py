@@ -81,12 +81,14 @@ def test_messages_of_a_removed_queue_do_not_stop_others(redelivering, caplog):
     assert "put it back into queues" in told
 
 
+@pytest.mark.slow
 def test_an_impossible_offset_stops_no_other(redelivering):
     redelivering.batch(*((redelivering.queue, each) for each in (-1, -3, 2**63 - 1, 0)))
     assert len(redelivering.inbox(redelivering.queue).take(2)) == 2
 
 
 # Spark would wait two minutes for what is just behind the end.
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("offset", [1, 2, LATEST_MS, 2**63 - 2])
 def test_an_offset_behind_the_end_is_a_dead_letter_at_once(redelivering, offset):

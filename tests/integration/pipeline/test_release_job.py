@@ -133,6 +133,7 @@ def test_cancel_due_later_is_routed_on_and_drops_its_message(turned):
     assert [tuple(one) for one in row.headers] == cancel(due_ms)[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_s", [60, 3_000, 100_000, 10_000_000, 10**9])
 def test_message_and_its_cancel_are_routed_to_the_same_slot(turned, in_s):
     # They were in different chunks of a slot above.
@@ -146,12 +147,14 @@ def test_message_and_its_cancel_are_routed_to_the_same_slot(turned, in_s):
     assert [tuple(one) for one in left.headers] == both[1][2]
 
 
+@pytest.mark.slow
 def test_routing_on_does_not_wait_for_messages_sent_at_their_time(turned):
     soon_ms, later_ms = now_ms() + 2_000, now_ms() + 60_000
     rows = turned(waiting(1, "past"), waiting(soon_ms, "soon"), waiting(later_ms, "later"))
     assert [unique_of(row) for row in rows] == ["later", "past", "soon"]
 
 
+@pytest.mark.slow
 def test_message_read_as_later_is_routed_on_even_if_near_by_its_turn(turned):
     # Due one after another for longer than the horizon: each would be soon when its turn came.
     began_ms = now_ms()

@@ -52,6 +52,7 @@ def known(spark):
     return put
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["1:::::eu", "1::2000:3:1000:eu"], ids=["first", "fourth"])
 def test_a_message_for_a_topic_created_since_on_another_cluster_goes_on(spark, known, state):
     known("eu", "1")

@@ -123,6 +123,7 @@ def reading_at_most(reads, most):
     assert sum(reads) <= most
 
 
+@pytest.mark.slow
 def test_message_and_its_cancel_are_found_in_an_indexed_slot(
     indexer, fill, wheel, wheel_reader, reads
 ):
@@ -143,6 +144,7 @@ def test_message_and_its_cancel_are_found_in_an_indexed_slot(
         assert wheel_reader.find(MessageId(due_ms=due_ms, unique="unknown"), now_ms) is None
 
 
+@pytest.mark.slow
 def test_slot_that_is_being_filled_is_indexed_block_by_block(indexer, fill, wheel_reader, now_ms):
     ids = []
     for _ in range(12):
@@ -165,6 +167,7 @@ def test_next_leader_goes_on_with_the_existing_index(indexer, spark, settings, f
     assert [each.start for each in directory.blocks] == [0, 60]
 
 
+@pytest.mark.slow
 def test_release_job_drops_index_records_and_nothing_else(indexer, spark, settings, fill, due_ms):
     """They are cancels that are due, of no message: what is not due is routed on without them."""
     ids = fill(60)
@@ -183,6 +186,7 @@ def test_release_job_drops_index_records_and_nothing_else(indexer, spark, settin
     assert sorted(sent) == sorted(map(str, ids))
 
 
+@pytest.mark.slow
 def test_invalid_index_makes_a_look_up_slow_and_not_wrong(
     indexer, fill, wheel_reader, settings, now_ms
 ):
@@ -196,6 +200,7 @@ def test_invalid_index_makes_a_look_up_slow_and_not_wrong(
             assert wheel_reader.find(MessageId(due_ms=ids[0].due_ms, unique="no"), now_ms) is None
 
 
+@pytest.mark.slow
 def test_slot_that_was_created_again_is_not_found_by_its_old_index(
     indexer, fill, settings, topics, now_ms
 ):
@@ -216,6 +221,7 @@ def test_slot_that_was_created_again_is_not_found_by_its_old_index(
         assert [reader.find(each, now_ms).id for each in ids[::33]] == ids[::33]
 
 
+@pytest.mark.slow
 def test_slot_that_is_acquired_soon_is_not_indexed(indexer, fill, settings, due_ms):
     fill(60)
     slot = settings.wheel.place(due_ms, indexer._clock.ms)

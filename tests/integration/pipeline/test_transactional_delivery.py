@@ -103,6 +103,7 @@ def test_message_arrives_with_its_headers(sending):
     ]
 
 
+@pytest.mark.slow
 def test_earlier_forwarder_is_fenced_off(sending):
     """A leader stands still in the middle of a transaction, and goes on when another leads.
 
@@ -162,6 +163,7 @@ def test_refused_record_is_isolated_and_others_arrive_once(sending):
     assert found[1].value() == b"nowhere"
 
 
+@pytest.mark.slow
 def test_first_forwarder_begins_at_the_earliest_record(sending):
     topic = sending.destination()
     with Forwarder(sending.settings, SystemClock()) as forwarder:
@@ -212,6 +214,7 @@ def test_undeliverable_message_does_not_stop_those_behind_it(sending, monkeypatc
         eventually(lambda: sending.values(topic) == ["behind"])
 
 
+@pytest.mark.slow
 def test_backlog_is_sent_and_freed_when_switched_off(sending):
     topic = sending.destination()
     sending.due(topic, "left-over")

@@ -113,6 +113,7 @@ def sending(settings, **changed):
         running.close()
 
 
+@pytest.mark.slow
 def test_the_webhook_of_a_dead_letter_has_all_its_fields(settings, listen, append):
     listener = listen()
     append(listener.url("/path?q=1"), key=b"k", value="grüße".encode())
@@ -146,6 +147,7 @@ def test_a_rejected_envelope_is_sent_to_the_url_in_it(settings, listen, append):
     assert (body["reason"], body["source"]) == ("bad-topic", f"{settings.airtel_topic}/0/17")
 
 
+@pytest.mark.slow
 def test_a_delivered_webhook_is_not_sent_again(settings, listen, append):
     listener = listen()
     append(listener.url("/first"))
@@ -187,6 +189,7 @@ def test_a_host_that_is_not_allowed_is_never_connected_to(settings, listen, appe
     assert listener.requests.empty()
 
 
+@pytest.mark.slow
 def test_a_number_that_is_too_long_is_sent_as_null(settings, listen, append):
     listener = listen()
     why = [("due-error", "bad-due-time"), ("due-callback", listener.url("/odd"))]
@@ -235,6 +238,7 @@ def test_a_silent_host_holds_no_other_up(settings, listen, append, monkeypatch, 
     assert "secret-path" not in caplog.text
 
 
+@pytest.mark.slow
 def test_an_id_that_the_sender_chose_forges_no_log_line(settings, listen, append, caplog):
     listener = listen(status=500)
     chosen = [("due-callback", listener.url().encode()), ("due-id", b"a\nforged line")]

@@ -101,6 +101,7 @@ def test_close_gives_unseen_messages_back_uncounted(jobs):
     assert last[MarkerKey(0, 1).encoded()] == (start_value(0), [(GIVEN_BACK, b"unseen")])
 
 
+@pytest.mark.slow
 def test_waiting_messages_outlive_long_processing(jobs):
     jobs.send("long", "b", "c")
     messages = iter(jobs.queue(timeout=timedelta(seconds=1)))
@@ -162,6 +163,7 @@ def test_tasks_share_a_queue(jobs):
     assert sorted(map(int, seen)) == list(range(50))
 
 
+@pytest.mark.slow
 def test_a_second_worker_takes_over_without_loss_or_repeat(jobs):
     seen, both, done = [], threading.Barrier(2), threading.Event()
 

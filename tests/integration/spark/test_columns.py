@@ -79,6 +79,7 @@ def test_spark_places_messages_as_python_does(spark, taken):
 
 
 #: A job each, so few of many pairs; those above are on every edge.
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.lists(st.tuples(st.integers(0, LATEST_MS), st.integers(0, 2**44)), min_size=1))
 def test_spark_places_any_instant_as_python_does(spark, drawn):

@@ -258,6 +258,7 @@ BINARY = [
 ]
 
 
+@pytest.mark.slow
 def test_key_value_and_headers_round_trip(kept, claim, read, soon_ms):
     messages = [
         Sent(due_ms=soon_ms + at, key=one.key, value=one.value, headers=one.headers)
@@ -280,6 +281,7 @@ def test_a_window_has_only_what_is_due_in_it(kept, claim, read, soon_ms):
     assert values_of(read(claim(next_one))) == [b"1000"]
 
 
+@pytest.mark.slow
 def test_a_message_saved_twice_is_sent_once(kept, claim, turned, now_ms):
     messages = [Sent(due_ms=now_ms - SECOND, value=b"%d" % each) for each in range(5)]
     kept.save(*messages)
@@ -293,6 +295,7 @@ def test_a_cancel_works_before_or_after_its_message(kept, claim, turned, now_ms)
     assert values_of(turned(claim(before))) == [b"2"]
 
 
+@pytest.mark.slow
 def test_a_cancel_works_before_or_after_its_retry(kept, claim, turned, now_ms):
     before, after, other = (
         Sent(due_ms=now_ms - SECOND, first_ms=now_ms - MINUTE, value=b"%d" % each)
@@ -444,6 +447,7 @@ def test_only_messages_for_allowed_topics_are_listed(kept, reader, now_ms):
     assert list(reader.messages(now_ms, allows=allows, topic="others")) == []
 
 
+@pytest.mark.slow
 def test_100_000_messages_are_claimed_once_each(kept, store, reader, claim, read, soon_ms):  # noqa: PLR0913, PLR0917 (fixtures)
     messages = [Sent(due_ms=soon_ms + each % 3_000, value=b"%d" % each) for each in range(100_000)]
     kept.save(*messages)
@@ -456,6 +460,7 @@ def test_100_000_messages_are_claimed_once_each(kept, store, reader, claim, read
     assert reader.pending(soon_ms) == []
 
 
+@pytest.mark.slow
 def test_a_message_due_in_30_years_is_found_and_counted(wide, now_ms):
     # One for each of the wheel's levels.
     far = [Sent(due_ms=now_ms + 30 * YEAR // 64**level) for level in range(5)]
@@ -470,6 +475,7 @@ def test_a_message_due_in_30_years_is_found_and_counted(wide, now_ms):
         assert list(store.acquire_overdue(now_ms)) == []
 
 
+@pytest.mark.slow
 def test_a_server_killed_during_a_save_has_each_message_once(mortal, spark, soon_ms):
     place, server = mortal
     messages = [Sent(due_ms=soon_ms, value=b"%d" % each) for each in range(20_000)]
@@ -501,6 +507,7 @@ def test_a_server_killed_during_a_save_has_each_message_once(mortal, spark, soon
 
 
 # The wheel has one scheduler: the leader's.
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["redis", "aerospike"], indirect=True)
 def test_two_schedulers_never_claim_one_message(kept, store, read, now_ms):
     messages = [Sent(due_ms=now_ms - each, value=b"%d" % each) for each in range(20_000)]

@@ -25,6 +25,7 @@ def names(found):
     return [each.id.unique for each in found]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("topics")
 def test_an_empty_wheel_has_nothing_pending(wheel_reader, now_ms):
     assert wheel_reader.pending(now_ms) == []
@@ -71,6 +72,7 @@ def test_records_of_an_earlier_turn_are_told_apart(wheel_reader, wheel, settings
     assert wheel_reader.find(left, due_ms + 5 * SECOND).id == left
 
 
+@pytest.mark.slow
 def test_messages_of_all_levels_are_listed_by_due_time(wheel_reader, wheel, now_ms):
     later = [now_ms + random.randrange(5 * SECOND, 50 * MINUTE) for _ in range(60)]
     near = [now_ms + random.randrange(5 * SECOND, 60 * SECOND) for _ in range(60)]
@@ -107,6 +109,7 @@ def test_messages_are_filtered_by_topic_and_limited(wheel_reader, wheel, now_ms)
     assert list(wheel_reader.messages(now_ms, limit=0)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_a_cancelled_message_is_not_listed_on_any_level(wheel_reader, wheel, now_ms, level):
     due_ms = now_ms + 15 * SECOND
@@ -135,6 +138,7 @@ def test_a_cancel_alone_is_not_listed(wheel_reader, wheel, now_ms):
     assert list(wheel_reader.messages(now_ms)) == []
 
 
+@pytest.mark.slow
 def test_the_first_of_duplicates_is_listed(wheel_reader, wheel, now_ms):
     for value in ("first", "second"):
         wheel.message("orders", now_ms + MINUTE, unique="same", value=value)
@@ -144,6 +148,7 @@ def test_the_first_of_duplicates_is_listed(wheel_reader, wheel, now_ms):
     assert names(wheel_reader.messages(now_ms)) == ["same", "same"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [10 * SECOND, 3 * MINUTE, 50 * MINUTE])
 def test_a_message_is_found_on_every_level(wheel_reader, wheel, now_ms, delay):
     wheel.message("bills", now_ms + delay)
@@ -211,6 +216,7 @@ def test_a_large_slot_is_read_in_parts(wheel, settings, now_ms):
     assert listed == [offset for _, offset in sent if offset != "7"]
 
 
+@pytest.mark.slow
 def test_records_deleted_during_a_read_are_skipped(wheel, settings, now_ms):
     for _ in range(10):
         wheel.message("orders", now_ms + MINUTE)

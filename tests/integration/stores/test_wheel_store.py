@@ -79,6 +79,7 @@ def test_records_removed_while_running_are_logged_once(store, wheel, now_ms, rem
     assert [each.levelno for each in caplog.records] == [logging.ERROR]
 
 
+@pytest.mark.slow
 def test_due_times_begin_with_the_slot_of_the_oldest_record(store, wheel, settings, now_ms):
     slot = settings.wheel.place(now_ms + 10 * SECOND, now_ms)
     wheel.message("orders", now_ms + 10 * SECOND)
@@ -88,6 +89,7 @@ def test_due_times_begin_with_the_slot_of_the_oldest_record(store, wheel, settin
     assert later_ms - settings.wheel.ring * SECOND <= claim.due.to_ms <= later_ms + 2 * SECOND
 
 
+@pytest.mark.slow
 def test_due_times_are_unknown_while_settled_records_remain(store, wheel, settings, now_ms):
     slot = settings.wheel.place(now_ms + 10 * SECOND, now_ms)
     wheel.message("orders", now_ms + 10 * SECOND)
@@ -191,6 +193,7 @@ def test_a_topic_recreated_while_down_is_read_from_its_start(  # noqa: PLR0913, 
     assert [each.levelno for each in caplog.records] == [logging.ERROR]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 7], ids=["fewer", "more"])
 def test_a_topic_recreated_while_running_is_read_from_its_start(  # noqa: PLR0913, PLR0917 (fixtures)
     store, wheel, settings, now_ms, recreate, caplog, count

@@ -44,6 +44,7 @@ def test_a_cancelled_message_does_not_come_and_its_neighbours_do(live, sender, w
     assert [each.id for each in arrived] == [*ids[:2], ids[3], ids[5], *ids[7:]]
 
 
+@pytest.mark.slow
 def test_what_was_left_out_is_counted_and_a_cancel_of_nothing_is_not(live, sender, window_ms):
     topic = live.topic()
     before = cancelled()
@@ -54,6 +55,7 @@ def test_what_was_left_out_is_counted_and_a_cancel_of_nothing_is_not(live, sende
     eventually(lambda: cancelled() == before + 2, cancelled)
 
 
+@pytest.mark.slow
 def test_a_cancel_that_comes_before_its_message_is_heard(live, sender, window_ms):
     topic = live.topic()
     ask_to_cancel(live, f"{window_ms:012x}-order-17")
@@ -63,6 +65,7 @@ def test_a_cancel_that_comes_before_its_message_is_heard(live, sender, window_ms
     assert [each.id for each in arrived] == [witness]
 
 
+@pytest.mark.slow
 def test_a_message_that_waits_on_a_far_level_is_cancelled_there(live, sender):
     far_ms = SystemClock().now_ms() + 24_000
     topic = live.topic()
@@ -72,6 +75,7 @@ def test_a_message_that_waits_on_a_far_level_is_cancelled_there(live, sender):
     assert [each.id for each in arrived] == [ids[0], ids[2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay_ms", [0, 1_000, 3_000])
 def test_a_cancel_that_is_too_late_says_so_and_the_message_comes(live, sender, delay_ms):
     topic = live.topic()
@@ -83,6 +87,7 @@ def test_a_cancel_that_is_too_late_says_so_and_the_message_comes(live, sender, d
     assert [each.id for each in live.inbox(topic).take(1)] == [identity]
 
 
+@pytest.mark.slow
 def test_a_cancel_after_its_window_is_planned_is_too_late(live, sender, window_ms):
     topic, rejected = live.topic(), live.rejected()
     inbox = live.inbox(topic)
@@ -94,6 +99,7 @@ def test_a_cancel_after_its_window_is_planned_is_too_late(live, sender, window_m
     inbox.until_id(identity)
 
 
+@pytest.mark.slow
 def test_cancelling_twice_or_what_does_not_exist_harms_nothing(live, sender, window_ms):
     topic = live.topic()
     cancelled, witness = (

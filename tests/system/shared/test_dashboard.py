@@ -39,6 +39,7 @@ def so_far(page, name):
     return next(iter(numbers(page, name)[1:]), 0.0)
 
 
+@pytest.mark.slow
 def test_the_tiles_show_a_pipeline_that_delivers(live, sender, page):
     topic = live.topic()
     expect(tile(page, "Leader")).to_have_text(f"{socket.gethostname()}:{os.getpid()}")

@@ -33,6 +33,7 @@ def far(live):
     return topic, due
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay_ms", [0, 1, 50, 1_000, 5_000])
 def test_messages_come_after_their_delay_each_once_and_never_early(live, sender, delay_ms):
     topic = live.topic()
@@ -51,6 +52,7 @@ def test_a_message_due_in_the_past_comes_at_once_with_the_time_it_was_due(live):
     assert arrived.id.startswith("000000000011-@in.")
 
 
+@pytest.mark.slow
 def test_every_delay_up_to_level_1_at_once(live, sender):
     topic = live.topic(partitions=3)
     delays = [timedelta(milliseconds=19 * each) for each in range(700)]
@@ -60,6 +62,7 @@ def test_every_delay_up_to_level_1_at_once(live, sender):
     assert min(each.late_ms for each in arrived) >= 0
 
 
+@pytest.mark.slow
 def test_bytes_and_headers_stay_as_they_are_on_every_way(live):
     """At once, by the lanes, and by the wheel."""
     topic = live.topic()
@@ -90,6 +93,7 @@ def test_bytes_and_headers_stay_as_they_are_on_every_way(live):
         assert [name for name, _ in each.headers[:2]] == ["due-at-ms", "due-id"]
 
 
+@pytest.mark.slow
 def test_a_message_goes_to_the_partition_that_its_sender_names(live):
     topic = live.topic(partitions=7)
     for delay_ms in (0, 300, 5_000):
@@ -98,6 +102,7 @@ def test_a_message_goes_to_the_partition_that_its_sender_names(live):
     assert {each.partition for each in arrived} == {5}
 
 
+@pytest.mark.slow
 def test_every_envelope_is_taken_in(live):
     topic, due_ms = live.topic(), now_ms() + 4_500
     document = '{"b": 1.10,  "a": [1e5, "\\u00e9"]}'
@@ -126,6 +131,7 @@ def test_every_envelope_is_taken_in(live):
         assert arrived[name].headers[-len(TRACE) :] == list(TRACE)
 
 
+@pytest.mark.slow
 def test_messages_of_a_key_come_by_due_time_then_by_arrival(live):
     """Within a window; of the whole second, only 20 instants are used."""
     topic = live.topic(partitions=2)
@@ -141,6 +147,7 @@ def test_messages_of_a_key_come_by_due_time_then_by_arrival(live):
         assert ids == sorted(ids)
 
 
+@pytest.mark.slow
 def test_200_destinations_at_once(live, sender):
     topics = live.topics(200)
     ids = {sender.produce(topic, "x", in_=timedelta(seconds=5)) for topic in topics}
@@ -150,6 +157,7 @@ def test_200_destinations_at_once(live, sender):
     assert min(each.late_ms for each in arrived) >= 0
 
 
+@pytest.mark.slow
 def test_a_message_sent_twice_under_one_id_comes_once(live):
     topic, due_ms = live.topic(), now_ms() // 1_000 * 1_000 + 7_000
     for _ in range(3):
@@ -168,6 +176,7 @@ def test_far_messages_cascade_and_come_each_once_and_never_early(live, far):
     assert min(each.late_ms for each in arrived) >= 0
 
 
+@pytest.mark.slow
 def test_a_message_that_was_left_in_a_far_slot_is_released_as_overdue(live, wheel):
     topic, due_ms = live.topic(), now_ms() + 6_000
     left = [wheel.message(topic, due_ms, level=level) for level in (1, 2)]

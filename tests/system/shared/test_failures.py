@@ -43,6 +43,7 @@ def of(dead, identity):
     return letter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0, 1, 6])
 def test_a_partition_that_the_destination_lacks_harms_no_other_message(live, sender, dead, delay_s):
     topic = live.topic()
@@ -78,6 +79,7 @@ def test_a_destination_may_have_attempts_and_a_backoff_of_its_own(live, sender, 
     assert last_ms - first_ms >= (1 + 2) * policy["backoff_ms"] / 2
 
 
+@pytest.mark.slow
 def test_a_topic_that_comes_to_be_gets_its_message(live, sender, dead):
     """The brokers here create topics by themselves, and the message waits for that."""
     topic = missing_topic()
@@ -118,6 +120,7 @@ def test_a_name_that_no_topic_can_have_beside_another_is_a_dead_letter(live, sen
     assert letter.by_name["due-topic"] == beside.replace("_", ".").encode()
 
 
+@pytest.mark.slow
 def test_a_record_larger_than_the_destination_takes_is_a_dead_letter(live, sender, dead):
     topic = live.topic(config={"max.message.bytes": "1000"})
     large = sender.produce(topic, "x" * 2_000, in_=timedelta(seconds=1))

@@ -54,6 +54,7 @@ def running(live):
     assert not any(each.query.exception() for each in live.pipeline._leader._queries._queries)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("running")
 def test_garbage_in_every_intake_topic_is_rejected_while_messages_flow(live, sender):
     topic, rejected, ids = live.topic(), live.rejected(), []
@@ -73,6 +74,7 @@ def test_garbage_in_every_intake_topic_is_rejected_while_messages_flow(live, sen
     rejected.until(lambda: sources(rejected) >= live.sources, "all that was garbage")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("running")
 def test_foreign_records_in_the_wheel_and_in_lanes_stop_nothing(live, sender):
     topic, rejected = live.topic(), live.rejected()

@@ -2,12 +2,14 @@
 
 from datetime import timedelta
 
+import pytest
 from tests.support.clocks import eventually
 from tests.support.live import now_ms
 
 from duetime.kafka.offsets import Offsets
 
 
+@pytest.mark.slow
 def test_all_that_was_taken_in_is_reached_while_the_batch_goes_on(live, sender):
     """Also the last record of each partition."""
     topic, since_ms = live.topic(), now_ms()

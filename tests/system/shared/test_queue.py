@@ -52,6 +52,7 @@ def worker(live):
     made.queue.close()
 
 
+@pytest.mark.slow
 def test_an_unacknowledged_message_is_redelivered_whole_and_counted(worker, live):
     headers = [("a", b"\x00"), ("a", None), (REDELIVERY_COUNT, b"\x01")]
     worker.send(partition=17, value=b"\xff", key=b"k", headers=headers)

@@ -88,6 +88,7 @@ def test_a_schedule_that_begins_later_is_known_and_may_be_stopped_before(live, s
     assert name not in {each.name for each in list_schedules(live.settings)}
 
 
+@pytest.mark.slow
 def test_runs_missed_before_a_schedule_is_known_follow_its_policy(live, sender):
     topic = live.topic()
     first_ms = (now_ms() // MINUTE - 5) * MINUTE
@@ -238,6 +239,7 @@ def found_in(response):
     return response.json() if response.status_code == 200 else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [

@@ -80,11 +80,13 @@ def test_an_open_transaction_in_the_topics_of_all_delays_nobody(live, sender, be
     assert_others_are_served(live, sender)
 
 
+@pytest.mark.slow
 def test_an_open_transaction_in_its_intake_topic_delays_no_other_topic(live, sender, begun):
     leave_open(begun(), live.names.transactional, PARTITIONS, native(live.topic(), 0))
     assert_others_are_served(live, sender)
 
 
+@pytest.mark.slow
 def test_what_is_committed_is_delivered_and_what_is_aborted_is_not(live, begun):
     topic = live.topic()
     for value, end in (("no", "abort"), ("yes", "commit"), ("no", "abort"), ("last", "commit")):
