@@ -20,7 +20,7 @@ from duetime.client.producer import Producer
 from duetime.core.errors import ConfigError
 from duetime.pipeline.service import Pipeline
 
-pytestmark = pytest.mark.timeout(1_200)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
 
 EXAMPLE = ROOT / "examples" / "blackbox" / "caller.py"
 
@@ -110,7 +110,6 @@ def test_the_black_box_example_is_told_in_time(example):
     assert len(told.splitlines()) == 4
 
 
-@pytest.mark.slow
 def test_a_schedule_waits_in_redis_for_its_next_run(live, schedule):
     topic, ids = schedule
     arrived = live.inbox(topic).take(len(ids))
