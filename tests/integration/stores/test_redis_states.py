@@ -166,7 +166,7 @@ class RedisStates(RuleBasedStateMachine):
             del shard.claims[claim.name]
             for name in claim.due:
                 # A cancel is kept for a while. Another record with the id may wait: not if it was
-                # claimed too, which is a dead letter then.
+                # claimed too: it is rejected then, as a record without a payload.
                 if not name.startswith("!") and name not in shard.due:
                     shard.origins.pop(name, None)
 
