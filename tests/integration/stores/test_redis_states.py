@@ -165,8 +165,8 @@ class RedisStates(RuleBasedStateMachine):
         if claim.owner == owner:
             del shard.claims[claim.name]
             for name in claim.due:
-                # A cancel is kept for a while. Another record with the id may wait: not if it was
-                # claimed too: it is rejected then, as a record without a payload.
+                # A cancel is kept for a while, and so is another record with the id that waits. One
+                # that is claimed by now loses its payload, and the release job rejects it.
                 if not name.startswith("!") and name not in shard.due:
                     shard.origins.pop(name, None)
 
