@@ -72,6 +72,8 @@ MISSING = (
     BrokerError._NOENT,  # noqa: SLF001
 )
 
+#: Events of a consumer about a position: the log does not have it, or it is the log's end.
+ANSWERS = (BrokerError._AUTO_OFFSET_RESET, BrokerError._PARTITION_EOF)  # noqa: SLF001 (public names)
 
 #: The id of every topic on a broker that gives topics no ids (before Kafka 2.8).
 NO_ID = "0" * 32
@@ -112,6 +114,16 @@ class OffsetRange:
         return self.end - self.start
 
 
+class Position(NamedTuple):
+    """An offset, and the leader epoch of the log at the time: None from brokers before Kafka 2.1.
+
+    All records before the offset are of that epoch, or of earlier ones.
+    """
+
+    offset: int
+    leader_epoch: int | None
+
+
 class Commit(NamedTuple):
     """A group's committed offset of one partition, and its metadata."""
 
@@ -126,11 +138,14 @@ class LogIdentity:
     Offsets are committed apart from the log that they count. So the log may be another one (the
     topic, or the whole cluster, was created again), or may have lost its end (a power cut, an
     unclean election, a restore). An offset beyond the log's end, or of another topic id, says
-    nothing about what the log holds now: its records are unread.
+    nothing about what the log holds now: its records are unread. Nor does one that the log has
+    grown past again, which the leader epoch shows: see `Offsets.truncated`.
     """
 
     #: None where the broker has none, or where an older version has committed.
     topic_id: str | None = None
+    #: The leader epoch at which the offset was one of the log's. None where it is not known.
+    leader_epoch: int | None = None
     #: When work on what follows began, epoch ms; None where it did not.
     started_ms: int | None = None
 
@@ -166,12 +181,9 @@ class Offsets:
 
     def __init__(self, settings: Settings, group: str | None = None) -> None:
         self._properties = librdkafka_properties(settings)
+        self._group = group or TopicNames(settings).reader_group
         self._admin = AdminClient(self._properties)
-        self._consumer = Consumer(
-            self._properties
-            | {"group.id": group or TopicNames(settings).reader_group}
-            | {"enable.auto.commit": False, "auto.offset.reset": "error"}
-        )
+        self._consumer = self._new_consumer()
 
     def close(self) -> None:
         """Close the connection."""
@@ -240,11 +252,50 @@ class Offsets:
         """Return the latest timestamp in each, epoch ms; -1 without a record."""
         return self._timestamps(dict.fromkeys(places, OffsetSpec.max_timestamp()))
 
-    def leader_epochs(self, places: Iterable[Partition]) -> dict[Partition, int]:
-        """Return the current leader epoch of each partition that has a leader."""
+    def latest(self, places: Iterable[Partition]) -> dict[Partition, Position]:
+        """Return the offset of each partition's next record, and its current leader epoch."""
         found = self._query(dict.fromkeys(places, OffsetSpec.latest()))
-        epochs = {place: one.leader_epoch for place, one in found.items()}
-        return {place: epoch for place, epoch in epochs.items() if epoch is not None}
+        return {place: Position(one.offset, one.leader_epoch) for place, one in found.items()}
+
+    def leader_epochs(self, places: Iterable[Partition]) -> dict[Partition, int]:
+        """Return the current leader epoch of each partition whose broker has one."""
+        found = {place: one.leader_epoch for place, one in self.latest(places).items()}
+        return {place: epoch for place, epoch in found.items() if epoch is not None}
+
+    def truncated(self, positions: Mapping[Partition, Position]) -> set[Partition]:
+        """Return the partitions whose log has lost records before the position.
+
+        It may have grown past the offset again: then the epoch of the position ends before it.
+        librdkafka asks for that end before it fetches from a position that has an epoch (KIP-320).
+        """
+        missing = dict(positions)
+        found = set[Partition]()
+        if not missing:
+            return found
+        consumer = self._new_consumer()
+        deadline_s = time.monotonic() + TIMEOUT_S
+        try:
+            consumer.assign(
+                [
+                    TopicPartition(*place, at.offset, leader_epoch=at.leader_epoch)
+                    for place, at in missing.items()
+                ]
+            )
+            while missing:
+                event = consumer.poll(max(0.0, deadline_s - time.monotonic()))
+                if event is None:
+                    raise _failed(BrokerError(BrokerError._TIMED_OUT))  # noqa: SLF001 (its public name)
+                topic, partition, error = event.topic(), event.partition(), event.error()
+                if error and error.code() not in ANSWERS:
+                    raise _failed(error)
+                place = str(topic), int(partition or 0)
+                if error and error.code() == BrokerError._AUTO_OFFSET_RESET:  # noqa: SLF001
+                    found.add(place)
+                if missing.pop(place, None):
+                    consumer.incremental_unassign([TopicPartition(*place)])
+        finally:
+            consumer.close()
+        return found
 
     def appended(self, topics: Iterable[str]) -> dict[str, int | None]:
         """Return how many records were ever appended to each topic; None where it is unreadable."""
@@ -323,6 +374,14 @@ class Offsets:
         asked = set(topics)
         found = answer(lambda: describe_topic_ids(self._admin, asked, timeout_s)) if asked else {}
         return {topic: one for topic, one in found.items() if one != NO_ID}
+
+    def _new_consumer(self) -> Consumer:
+        return Consumer(
+            self._properties
+            | {"group.id": self._group, "enable.auto.commit": False}
+            # How `truncated` learns of a position that the log does not have, or of its end.
+            | {"auto.offset.reset": "error", "enable.partition.eof": True, "fetch.wait.max.ms": 10}
+        )
 
     def _describe(self, topic: str, *, all_led: bool) -> TopicDescription:
         found = described_topics(self._admin, [topic], TIMEOUT_S, rights=True)[topic].result()

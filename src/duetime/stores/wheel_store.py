@@ -18,11 +18,13 @@ from duetime.core.timer_wheel import Slot
 from duetime.core.topics import TopicNames
 from duetime.kafka.offsets import (
     ANY_TIME,
+    Commit,
     DueTimes,
     LogIdentity,
     OffsetRange,
     Offsets,
     Partition,
+    Position,
     belongs,
     is_same_topic,
 )
@@ -107,6 +109,8 @@ class KafkaStore:
         self._started_ms: dict[Partition, int] = {}
         #: The topics whose offsets are settled. A topic that is created again has another id.
         self._topic_ids: dict[Partition, str] = {}
+        #: The leader epochs at which the settled offsets, or the ends of claims, were of the log.
+        self._epochs: dict[Partition, int | None] = {}
         self._claimed: set[Partition] = set()
         self._recommit_at_s = time.monotonic() + RECOMMIT_INTERVAL_S
         self._last_now_ms = 0
@@ -119,7 +123,7 @@ class KafkaStore:
 
     def acquire(self, slot: Slot) -> Sequence[OffsetRange]:
         """See `Store.acquire`."""
-        return self._claim(self._offsets.ends(self._partitions.of(slot)), {})
+        return self._claim(self._latest(self._partitions.of(slot)), {})
 
     def acquire_overdue(self, now_ms: int) -> Sequence[OffsetRange]:
         """Claim the partitions whose first record is older than any of the current slot."""
@@ -132,8 +136,8 @@ class KafkaStore:
             }
         )
         overdue = {
-            each: end
-            for each, end in lagging.items()
+            each: at
+            for each, at in lagging.items()
             if (first := first_of_slot[each]) is None or first > self._settled[each]
         }
         # Where settled records are not deleted yet, the log's first record is not an overdue one.
@@ -165,7 +169,7 @@ class KafkaStore:
             self._claimed -= ends.keys()
             for partition in settled:
                 self._started_ms.pop(partition, None)
-        self._deletion_guard.delete(settled, self._offsets.delete_before)
+        self._deletion_guard.delete(settled, self._delete)
 
     def release(self, claims: Iterable[OffsetRange]) -> None:
         """See `Store.release`."""
@@ -201,7 +205,7 @@ class KafkaStore:
                 partition: offset if (first := kept[partition]) is None else min(offset, first)
                 for partition, offset in offsets.items()
             }
-        self._deletion_guard.delete(offsets, self._offsets.delete_before)
+        self._deletion_guard.delete(offsets, self._delete)
 
     def _load(self) -> None:
         """Find the offset at which each partition continues, and commit it again.
@@ -211,12 +215,17 @@ class KafkaStore:
         """
         partitions = self._partitions.all()
         commits, starts = self._offsets.commits(partitions), self._offsets.starts(partitions)
-        ends, self._topic_ids = self._offsets.ends(partitions), self._ids_of(partitions)
+        latest, self._topic_ids = self._offsets.latest(partitions), self._ids_of(partitions)
         replaced = {
             each
             for each, commit in commits.items()
-            if not belongs(commit, ends[each], self._topic_ids.get(each))
+            if not belongs(commit, latest[each].offset, self._topic_ids.get(each))
         }
+        self._epochs = {
+            each: at.leader_epoch if (epoch := _noted_epoch(commits.get(each))) is None else epoch
+            for each, at in latest.items()
+        }
+        replaced |= self._truncated({each: one.offset for each, one in commits.items()}, latest)
         committed = {each: one.offset for each, one in commits.items() if each not in replaced}
         for partition in committed:
             started_ms = LogIdentity.parse(commits[partition].note).started_ms
@@ -224,7 +233,7 @@ class KafkaStore:
                 self._started_ms[partition] = started_ms
         current = {each: at for each, at in (starts | committed).items() if each not in replaced}
         self._offsets.commit(current, self._notes(current, self._started_ms))
-        self._offsets.delete_before(committed)
+        self._delete(committed)
         _log_removed(committed, starts)
         self._settled = {each: max(committed.get(each, 0), at) for each, at in starts.items()}
         self._rewind(replaced)
@@ -237,7 +246,8 @@ class KafkaStore:
         """
         if not partitions:
             return
-        starts, ids = self._offsets.starts(partitions), self._ids_of(partitions)
+        latest, ids = self._offsets.latest(partitions), self._ids_of(partitions)
+        starts = self._offsets.starts(partitions)
         first_ms = self._offsets.first_appended_ms(partitions)
         with self._lock:
             # A partition claimed meanwhile is checked again when the claim is settled.
@@ -246,15 +256,16 @@ class KafkaStore:
             self._deletion_guard.discard(starts)
             self._settled |= starts
             self._topic_ids |= {each: one for each, one in ids.items() if each in starts}
+            self._epochs |= {each: latest[each].leader_epoch for each in starts}
             for partition in starts:
                 self._started_ms.pop(partition, None)
             self._started_ms |= started_ms
         self._offsets.commit(starts, self._notes(starts, started_ms))
         for topic in sorted({topic for topic, _ in starts}):
             log.error(
-                "the log ends before the settled offset, or the topic was created again: reading "
-                "from its start without repeating deliveries; check whether the brokers lost "
-                "records topic=%s partitions=%d",
+                "the log has lost its end, or the topic was created again: reading from its start "
+                "without repeating deliveries; check whether the brokers lost records "
+                "topic=%s partitions=%d",
                 topic,
                 sum(each[0] == topic for each in starts),
             )
@@ -306,7 +317,9 @@ class KafkaStore:
         with self._lock:
             return {
                 each: LogIdentity(
-                    topic_id=self._topic_ids.get(each), started_ms=started_ms.get(each)
+                    topic_id=self._topic_ids.get(each),
+                    leader_epoch=self._epochs.get(each),
+                    started_ms=started_ms.get(each),
                 ).text()
                 for each in partitions
             }
@@ -326,14 +339,67 @@ class KafkaStore:
         ids = self._offsets.topic_ids(topic for topic, _ in wanted)
         return {each: ids[each[0]] for each in wanted if each[0] in ids}
 
-    def _lagging(self) -> dict[Partition, int]:
+    def _latest(self, partitions: Collection[Partition]) -> dict[Partition, Position]:
+        """Return the ends of the logs; first rewind the logs that have lost their end."""
+        with self._lock:
+            settled = {
+                each: self._settled[each] for each in partitions if each not in self._claimed
+            }
+        latest = self._offsets.latest(partitions)
+        self._rewind(self._truncated(settled, latest))
+        return latest
+
+    def _truncated(
+        self, offsets: Mapping[Partition, int], latest: Mapping[Partition, Position]
+    ) -> set[Partition]:
+        """Return the partitions whose log has lost records before the offset.
+
+        A log may have grown past the offset again. Then its leader epoch is another one. A log that
+        begins at the offset holds no unread record before it.
+        """
+        found = {each for each, offset in offsets.items() if latest[each].offset < offset}
+        with self._lock:
+            moved = {
+                each: Position(offset, self._epochs[each])
+                for each, offset in offsets.items()
+                if self._epochs[each] != latest[each].leader_epoch
+            }
+        starts = self._offsets.starts(moved)
+        kept = {each: at for each, at in moved.items() if starts[each] < at.offset}
+        found |= self._offsets.truncated(kept)
+        intact = moved.keys() - found
+        with self._lock:
+            # A claim's epoch is that of its end, until the claim is settled.
+            self._epochs |= {
+                each: latest[each].leader_epoch for each in intact if each not in self._claimed
+            }
+        return found
+
+    def _delete(self, offsets: Mapping[Partition, int]) -> None:
+        """Delete settled records. A log that has a new leader is left for a later deletion.
+
+        It may have lost its end: then unread records have taken these offsets. The next scan tells.
+        """
+        try:
+            latest = self._offsets.latest(offsets)
+        except KafkaError as error:
+            log.warning("settled records are not deleted yet error=%s", error_text(error))
+            return
+        with self._lock:
+            unchanged = {
+                each: offset
+                for each, offset in offsets.items()
+                if each not in self._epochs or self._epochs[each] == latest[each].leader_epoch
+            }
+        self._offsets.delete_before(unchanged)
+
+    def _lagging(self) -> dict[Partition, Position]:
         """Return the ends of the unclaimed partitions that have unsettled records."""
         with self._lock:
             unclaimed = [each for each in self._settled if each not in self._claimed]
-        ends, replaced = self._offsets.ends(unclaimed), self._replaced(unclaimed)
-        replaced |= {each for each, end in ends.items() if end < self._settled[each]}
-        self._rewind(replaced)
-        return {each: end for each, end in ends.items() if end > self._settled[each]}
+        self._rewind(self._replaced(unclaimed))
+        latest = self._latest(unclaimed)
+        return {each: at for each, at in latest.items() if at.offset > self._settled[each]}
 
     def _skip_removed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Continue after records that others removed; return the start of each log."""
@@ -359,23 +425,30 @@ class KafkaStore:
         }
 
     def _claim(
-        self, ends: Mapping[Partition, int], due: Mapping[Partition, DueTimes]
+        self, ends: Mapping[Partition, Position], due: Mapping[Partition, DueTimes]
     ) -> list[OffsetRange]:
-        """Claim the unsettled records before these offsets, except in claimed partitions."""
+        """Claim the unsettled records before these positions, except in claimed partitions."""
         with self._lock:
             ranges = [
                 OffsetRange(
                     *each,
                     self._settled[each],
-                    end,
+                    end.offset,
                     self._started_ms.get(each),
                     due.get(each, ANY_TIME),
                 )
                 for each, end in ends.items()
-                if each not in self._claimed and end > self._settled[each]
+                if each not in self._claimed and end.offset > self._settled[each]
             ]
-            self._claimed |= {each.place for each in ranges}
+            claimed = {each.place for each in ranges}
+            self._claimed |= claimed
+            self._epochs |= {each: ends[each].leader_epoch for each in claimed}
         return ranges
+
+
+def _noted_epoch(commit: Commit | None) -> int | None:
+    """Return the leader epoch that was noted beside a committed offset, if any."""
+    return LogIdentity.parse(commit.note).leader_epoch if commit else None
 
 
 def _log_removed(settled: Mapping[Partition, int], starts: Mapping[Partition, int]) -> None:

@@ -6,17 +6,14 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from tests.support.clocks import eventually
-from tests.support.topics import small_settings
-from tests.support.wheel import WheelWriter
 
 from duetime.core.errors import KafkaError
 from duetime.core.topics import TopicNames
 from duetime.kafka.admin import create_topics
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import ANY_TIME, LogIdentity, OffsetRange, Offsets
-from duetime.local.broker import LocalBroker
 from duetime.stores.wheel_reader import WheelReader
-from duetime.stores.wheel_store import DeletionGuard, KafkaStore
+from duetime.stores.wheel_store import KafkaStore
 
 SECOND = 1_000
 MINUTE = 60 * SECOND
@@ -242,46 +239,6 @@ def test_the_note_of_an_earlier_version_is_read(wheel, settings, now_ms):
     (claim,) = store.acquire(settings.wheel.place(due_ms, now_ms))
     assert claim.started_ms == 1_700_000_000_000
     store.close()
-
-
-@pytest.mark.slow
-def test_a_truncated_log_is_read_from_its_start(tmp_path, now_ms, caplog):
-    """As after a power cut: the broker has acknowledged what its disk does not have."""
-    broker = LocalBroker(tmp_path)
-    broker.start()
-    settings = small_settings(broker.bootstrap)
-    create_topics(settings)
-    due_ms = now_ms + 10 * SECOND
-    slot = settings.wheel.place(due_ms, now_ms)
-    wheel = WheelWriter(settings, now_ms)
-    store = KafkaStore(settings, NoDeletion())
-    settle_some(store, wheel, slot, due_ms, 5)
-    store.close()
-    topic, partition = wheel.partition(due_ms)
-    broker.kill()
-    (log,) = tmp_path.rglob(f"{topic}-{partition}/*.log")
-    with log.open("r+b") as file:
-        file.truncate(log.stat().st_size - 10)
-    broker.start()
-    try:
-        wheel = WheelWriter(settings, now_ms)
-        store = KafkaStore(settings)
-        # The fifth record is lost with the end of the log. The next one gets its offset.
-        (told,) = [each for each in caplog.records if each.levelno == logging.ERROR]
-        assert f"topic={topic} partitions=1" in told.getMessage()
-        wheel.message("orders", due_ms)
-        (claim,) = store.acquire(slot)
-        assert (claim.start, claim.end) == (0, 5)
-        assert claim.started_ms is not None
-        store.close()
-    finally:
-        broker.stop()
-
-
-class NoDeletion(DeletionGuard):
-    """Deletes nothing."""
-
-    def delete(self, *_): ...
 
 
 DAY_S = 86_400
