@@ -4,10 +4,11 @@ from datetime import timedelta
 
 import pytest
 from tests.support.clocks import eventually
-from tests.support.live import LATE_MS, await_first_messages, led, with_topics
+from tests.support.live import LATE_MS, await_first_messages, led, now_ms, with_topics
 from tests.support.topics import configure
 
 from duetime.client.producer import Producer
+from duetime.core.messages import MessageId
 from duetime.pipeline.delivery import destinations
 
 pytestmark = pytest.mark.timeout(1_200)
@@ -17,6 +18,9 @@ WAYS_S = (0, 1.5, 8)
 
 #: Settings under which a broker refuses every timestamp that is not of its own millisecond.
 REFUSING = {"message.timestamp.type": "CreateTime", "message.timestamp.before.max.ms": "0"}
+
+#: Longer than a broker takes records of a topic that it was told to delete.
+SEEN_MS = 1_000
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +109,24 @@ def test_topic_that_begins_to_refuse_fails_a_sink_once(live):
     assert_all_came(live, bad, taken)
     letters(live, refused)
     assert failures(live) == before
+
+
+def test_topic_that_is_deleted_while_messages_go_out_delays_no_other(live):
+    """The broker creates a topic that a message is for: it gets those that are due from then on."""
+    bad, good, before = live.topic(), live.topic(), failures(live)
+    inbox = live.inbox(bad)
+    with Producer(live.settings) as client:
+        others = [client.produce(good, "x", in_=timedelta(seconds=n / 20)) for n in range(400)]
+        ids = [client.produce(bad, "x", in_=timedelta(seconds=n / 10)) for n in range(200)]
+    inbox.until(lambda: len(inbox.arrived) > 20, "the first")
+    live.admin.delete_topics([bad])[bad].result()
+    deleted_ms = now_ms()
+
+    assert_all_came(live, good, others, LATE_MS)
+    due_later = {each for each in ids if MessageId.parse(each).due_ms > deleted_ms + SEEN_MS}
+    assert len(due_later) > 100
+    again = live.inbox_when_there(bad)
+    again.until(lambda: {each.id for each in again.arrived} >= due_later, f"{due_later} again")
+    assert len({each.id for each in again.arrived}) == len(again.arrived)
+    # Intake and lanes may each hand over some before they see that the topic is gone.
+    assert failures(live) <= before + 2

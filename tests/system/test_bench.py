@@ -23,11 +23,17 @@ QUEUE_KEYS = {
     *("redelivery_lateness_p50_ms", "redelivery_lateness_p99_ms"),
 }
 
+#: A sink that fails is not repeated sooner, in ms.
+RECOVERY_MS = 10_000
+
 
 def bench(broker, *arguments):
-    program = [sys.executable, "-m", "duetime", "bench", *arguments]
+    return run("bench", *arguments, "--kafka", broker.bootstrap)
+
+
+def run(*arguments):
     done = subprocess.run(
-        [*program, "--kafka", broker.bootstrap, "--json"],
+        [sys.executable, "-m", "duetime", *arguments, "--json"],
         check=False,
         stdout=subprocess.PIPE,
         text=True,
@@ -66,6 +72,21 @@ def test_a_kill_under_load_neither_loses_nor_duplicates(broker):
     result = bench(broker, "crash", "--kills", "1", "--rate", "300", "--life", "15s..25s")
     assert (result["kills"], result["delivered"]) == (1, result["sent"])
     assert (result["lost"], result["duplicated"], result["early"]) == (0, 0, 0)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("mode", "reason"), [("leaderless", "no_leader"), ("missing", "unknown_topic")]
+)
+def test_a_destination_that_takes_nothing_delays_no_other(mode, reason):
+    """On brokers of its own. The stuck messages are due at once, in lanes and in the wheel."""
+    load = ["--rate", "200", "--seconds", "20", "--delay", "0s..10s", "--warm-up", "20"]
+    found = run("bench", "lateness", "--stuck", mode, *load)
+    assert (found["sent"], found["delivered"]) == (4_000, 4_000)
+    assert (found["lost"], found["duplicated"], found["early"]) == (0, 0, 0)
+    assert found["max_ms"] < RECOVERY_MS
+    assert found["stuck_sent"] > 0
+    assert (found["stuck_dead"], found[f"stuck_{reason}"]) == (found["stuck_sent"],) * 2
 
 
 @pytest.mark.hostile
