@@ -6,11 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
-
-from pyspark.sql import functions as F
 
 from duetime.core.clock import Clock, SystemClock
 from duetime.core.errors import ConfigError, SetupError
@@ -22,8 +19,6 @@ from duetime.kafka.admin import check_topics
 from duetime.kafka.offsets import Offsets
 from duetime.pipeline.delivery.destinations import TopicMetadataCache
 from duetime.pipeline.delivery.isolation import FailedDestinations
-from duetime.pipeline.intake.query import Intake, intake_recovery
-from duetime.pipeline.lanes import lane_recovery
 from duetime.pipeline.leader import Leader, PipelineContext
 from duetime.pipeline.leadership.election import Election
 from duetime.pipeline.leadership.watchdog import Watchdog
@@ -31,7 +26,7 @@ from duetime.pipeline.monitoring.synthetic_messages import WarmUp
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.release.job import ReleaseJob
 from duetime.spark.executors import task_jvms
-from duetime.spark.kafka_io import RETRY_PAUSE_S, read_ranges
+from duetime.spark.kafka_io import RETRY_PAUSE_S
 from duetime.spark.producer_pool import drop_broken_producers
 from duetime.spark.session import is_alive, require_slots, spark_session
 from duetime.spark.task_jvms import DriverJvm
@@ -55,9 +50,6 @@ REJECTIONS_INTERVAL_S = 10.0
 #: Tasks besides those of real-time queries: of windows and cascades, retries and recovery. And how
 #: many more for each further shard of a slot: windows overlap, for some 3 s.
 OTHER_TASKS, SHARD_TASKS = 14, 4
-
-#: Release jobs drilled at a time, as windows overlap too.
-DRILL_THREADS = 2
 
 #: How long overdue messages have Spark to themselves, in seconds. At a start, a JVM that was just
 #: started does one thing well; at a takeover, the recovery of lanes and intake takes all cores (two
@@ -192,28 +184,13 @@ class Pipeline:
 
     def _warm_up(self) -> None:
         warm_up = WarmUp(self._settings, self._clock, self._stopping)
-        release = [partial(self._context.release_job, [warm_up.write_waiting()])] * DRILL_THREADS
         if self.is_leading:
-            warm_up.drill(release)
+            warm_up.drill(self._context.release_job)
             warm_up.until_punctual()
         else:
             # Another leads: nothing may be sent but to ourselves, and we may have to lead any time.
-            recover = partial(self._drill_recovery, warm_up)
-            warm_up.drill([*release, recover], until=self._election.is_leading)
+            warm_up.drill(self._context.release_job, until=self._election.is_leading)
             log.info("standing by")
-
-    def _drill_recovery(self, warm_up: WarmUp) -> None:
-        """Recover messages to the warm-up topic, as intake, lanes and a window are recovered."""
-        context = self._context
-        settings, delivery_log = context.settings, context.delivery_logs[None]
-        read = partial(read_ranges, context.spark, settings)
-        # The steps of a native record follow from its topic.
-        native = F.lit(TopicNames(settings).native)
-        taken_in = read([warm_up.write_intake()]).withColumn("topic", native)
-        intake_recovery(settings, delivery_log, Intake(settings))(taken_in, 0)
-        waiting = warm_up.write_waiting()
-        lane_recovery(settings, delivery_log)(read([waiting]), 0)
-        context.release_job([replace(waiting, started_ms=self._clock.now_ms())])
 
     def watch(self) -> None:
         """Lead when elected, and keep the queries running, until `stop` is called.

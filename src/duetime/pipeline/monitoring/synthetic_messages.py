@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -42,9 +42,6 @@ from duetime.kafka.offsets import OffsetRange
 from duetime.kafka.range_reader import headers_of
 
 log = logging.getLogger(__name__)
-
-#: Headers of a record.
-Headers = list[tuple[str, str | bytes | None]]
 
 #: The partitions of the warm-up topic: where messages arrive, and what release drills read.
 ARRIVALS, DRILLED = 0, 1
@@ -84,8 +81,8 @@ MAX_OFFSET_ERROR_MS = 100
 #: The share of the time for drilled jobs: after a few dozen, planning one takes a fifth.
 DRILL_SHARE = 1 / 4
 
-#: Messages of a drilled job.
-DRILL_MESSAGES = 20
+#: Jobs drilled at a time, as windows overlap too; and messages of each.
+DRILL_THREADS, DRILL_MESSAGES = 2, 20
 
 #: Messages a second of the stream, half of them through the lanes, half through the wheel.
 RATE = 3_000
@@ -127,7 +124,7 @@ class SyntheticMessages:
 
         Raises KafkaException, and BufferError where the producer's queue is full.
         """
-        headers: Headers = [
+        headers: list[tuple[str, str | bytes | None]] = [
             (DUE_TOPIC, self.topic),
             (DUE_PARTITION, str(ARRIVALS)),
             (DUE_AT_MS, str(due_ms)),
@@ -319,24 +316,27 @@ class WarmUp:
         self._started_s = time.monotonic()
 
     def drill(
-        self, jobs: Sequence[Callable[[], object]], until: threading.Event | None = None
+        self,
+        job: Callable[[Sequence[OffsetRange]], None],
+        until: threading.Event | None = None,
     ) -> None:
-        """Repeat each job in a thread, for a share of the time; with `until`, for all of it.
+        """Repeat the same small release job for a share of the time; with `until`, for all of it.
 
         Return early once `until` is set: this process is needed for something else.
         """
         ends = [self._stopping] if until is None else [self._stopping, until]
+        ranges = [self._drilled_range()]
         until_s = self._deadline_s(DRILL_SHARE if until is None else 1)
 
-        def repeat(job: Callable[[], object]) -> int:
-            count = 0
+        def repeat(_: int) -> int:
+            jobs = 0
             while time.monotonic() < until_s and not any(each.is_set() for each in ends):
-                job()
-                count += 1
-            return count
+                job(ranges)
+                jobs += 1
+            return jobs
 
-        with ThreadPoolExecutor(len(jobs)) as pool:
-            log.info("drilled jobs=%d", sum(pool.map(repeat, jobs)))
+        with ThreadPoolExecutor(DRILL_THREADS) as pool:
+            log.info("drilled release jobs=%d", sum(pool.map(repeat, range(DRILL_THREADS))))
 
     def until_punctual(self) -> None:
         """Send a steady stream until what arrives is punctual, or the time is over."""
@@ -368,29 +368,22 @@ class WarmUp:
             delay_ms = least_ms + AHEAD_MS + number * 1_000 // count
             self._messages.send(now_ms + delay_ms, PAYLOAD, key=str(number % 100))
 
-    def write_waiting(self) -> OffsetRange:
-        """Write records as they wait in the wheel and in lanes, due long ago, for a job to read."""
-        unique = uuid.uuid4().hex
-        ids = [MessageId(due_ms=each, unique=f"{unique}-{each}") for each in range(DRILL_MESSAGES)]
-        # In the order of SCHEDULED_HEADERS.
-        return self._write(
-            [(DUE_STATE, None), (DUE_AT_MS, str(each.due_ms)), (DUE_ID, str(each))] for each in ids
-        )
-
-    def write_intake(self) -> OffsetRange:
-        """Write native records that are due, for a job to read."""
-        now_ms = self._clock.now_ms()
-        return self._write([(DUE_AT_MS, str(now_ms - ago_ms))] for ago_ms in range(DRILL_MESSAGES))
-
-    def _write(self, messages: Iterable[Headers]) -> OffsetRange:
-        """Write messages to where they arrive, with these headers after those of the address."""
+    def _drilled_range(self) -> OffsetRange:
+        """Write records as they wait in the wheel, due long ago, for the drilled jobs to read."""
         topic, offsets = self._messages.topic, list[int]()
-        for headers in messages:
+        for number in range(DRILL_MESSAGES):
+            identity = MessageId(due_ms=number, unique="warm-up")
             self._messages.producer.produce(
                 topic,
                 value=PAYLOAD,
                 partition=DRILLED,
-                headers=[(DUE_TOPIC, topic), (DUE_PARTITION, str(ARRIVALS)), *headers],
+                headers=[
+                    (DUE_TOPIC, topic),
+                    (DUE_PARTITION, str(ARRIVALS)),
+                    (DUE_STATE, None),
+                    (DUE_AT_MS, str(identity.due_ms)),
+                    (DUE_ID, str(identity)),
+                ],
                 on_delivery=lambda _, message: offsets.append(message.offset() or 0),
             )
         self._messages.producer.flush()
