@@ -367,11 +367,13 @@ class KafkaStore:
         starts = self._offsets.starts(moved)
         kept = {each: at for each, at in moved.items() if starts[each] < at.offset}
         found |= self._offsets.truncated(kept)
-        intact = moved.keys() - found
         with self._lock:
-            # A claim's epoch is that of its end, until the claim is settled.
+            # Another thread may have claimed or settled since: then another offset is the log's.
             self._epochs |= {
-                each: latest[each].leader_epoch for each in intact if each not in self._claimed
+                each: latest[each].leader_epoch
+                for each, at in moved.items()
+                if each not in found | self._claimed
+                and (self._settled.get(each, at.offset), self._epochs[each]) == at
             }
         return found
 
@@ -380,18 +382,21 @@ class KafkaStore:
 
         It may have lost its end: then unread records have taken these offsets. The next scan tells.
         """
+        with self._lock:
+            epochs = {each: self._epochs[each] for each in offsets if each in self._epochs}
         try:
-            latest = self._offsets.latest(offsets)
+            latest = self._offsets.latest(epochs)
         except KafkaError as error:
             log.warning("settled records are not deleted yet error=%s", error_text(error))
-            return
-        with self._lock:
-            unchanged = {
-                each: offset
-                for each, offset in offsets.items()
-                if each not in self._epochs or self._epochs[each] == latest[each].leader_epoch
-            }
-        self._offsets.delete_before(unchanged)
+            latest = {}
+        changed = {
+            each
+            for each, epoch in epochs.items()
+            if each not in latest or latest[each].leader_epoch != epoch
+        }
+        self._offsets.delete_before(
+            {each: offset for each, offset in offsets.items() if each not in changed}
+        )
 
     def _lagging(self) -> dict[Partition, Position]:
         """Return the ends of the unclaimed partitions that have unsettled records."""
@@ -427,7 +432,11 @@ class KafkaStore:
     def _claim(
         self, ends: Mapping[Partition, Position], due: Mapping[Partition, DueTimes]
     ) -> list[OffsetRange]:
-        """Claim the unsettled records before these positions, except in claimed partitions."""
+        """Claim the unsettled records before these positions, except in claimed partitions.
+
+        Except, too, where the settled offset is not known to be of the log at that leader epoch:
+        another thread has settled it meanwhile. The next scan checks it.
+        """
         with self._lock:
             ranges = [
                 OffsetRange(
@@ -438,11 +447,11 @@ class KafkaStore:
                     due.get(each, ANY_TIME),
                 )
                 for each, end in ends.items()
-                if each not in self._claimed and end.offset > self._settled[each]
+                if each not in self._claimed
+                and end.offset > self._settled[each]
+                and end.leader_epoch == self._epochs[each]
             ]
-            claimed = {each.place for each in ranges}
-            self._claimed |= claimed
-            self._epochs |= {each: ends[each].leader_epoch for each in claimed}
+            self._claimed |= {each.place for each in ranges}
         return ranges
 
 

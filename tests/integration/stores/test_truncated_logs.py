@@ -140,3 +140,21 @@ def test_what_a_log_has_grown_by_is_not_deleted_with_a_claim(power_cut):
     (claim,) = store.acquire(power_cut.claimed)
     assert summary(claim) == (0, BEFORE + 2, True)
     assert power_cut.offsets.starts([place]) == {place: 0}
+
+
+@pytest.mark.slow
+def test_claim_that_is_settled_while_the_next_one_is_made_is_checked(power_cut, monkeypatch):
+    power_cut.cut()
+    power_cut.add(3)
+    store, latest = power_cut.store, power_cut.store._offsets.latest
+
+    def latest_before_it_is_settled(places):
+        found = latest(places)
+        monkeypatch.undo()
+        store.settle(power_cut.claims)
+        return found
+
+    monkeypatch.setattr(store._offsets, "latest", latest_before_it_is_settled)
+    assert store.acquire(power_cut.claimed) == []
+    (claim,) = store.acquire(power_cut.claimed)
+    assert summary(claim) == (0, BEFORE + 2, True)
