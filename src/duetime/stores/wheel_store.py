@@ -18,14 +18,12 @@ from duetime.core.timer_wheel import Slot
 from duetime.core.topics import TopicNames
 from duetime.kafka.offsets import (
     ANY_TIME,
-    Commit,
     DueTimes,
     LogIdentity,
     OffsetRange,
     Offsets,
     Partition,
     Position,
-    belongs,
     is_same_topic,
 )
 from duetime.stores.wheel_reader import SlotPartitions
@@ -216,24 +214,22 @@ class KafkaStore:
         partitions = self._partitions.all()
         commits, starts = self._offsets.commits(partitions), self._offsets.starts(partitions)
         latest, self._topic_ids = self._offsets.latest(partitions), self._ids_of(partitions)
-        replaced = {
+        notes = {each: LogIdentity.parse(one.note) for each, one in commits.items()}
+        self._epochs = {each: at.leader_epoch for each, at in latest.items()} | {
+            each: note.leader_epoch for each, note in notes.items() if note.leader_epoch is not None
+        }
+        replaced = self._truncated({each: one.offset for each, one in commits.items()}, latest) | {
             each
-            for each, commit in commits.items()
-            if not belongs(commit, latest[each].offset, self._topic_ids.get(each))
+            for each, note in notes.items()
+            if not is_same_topic(note.topic_id, self._topic_ids.get(each))
         }
-        self._epochs = {
-            each: at.leader_epoch if (epoch := _noted_epoch(commits.get(each))) is None else epoch
-            for each, at in latest.items()
-        }
-        replaced |= self._truncated({each: one.offset for each, one in commits.items()}, latest)
         committed = {each: one.offset for each, one in commits.items() if each not in replaced}
         for partition in committed:
-            started_ms = LogIdentity.parse(commits[partition].note).started_ms
-            if started_ms is not None:
+            if (started_ms := notes[partition].started_ms) is not None:
                 self._started_ms[partition] = started_ms
         current = {each: at for each, at in (starts | committed).items() if each not in replaced}
         self._offsets.commit(current, self._notes(current, self._started_ms))
-        self._delete(committed)
+        self._offsets.delete_before(committed)
         _log_removed(committed, starts)
         self._settled = {each: max(committed.get(each, 0), at) for each, at in starts.items()}
         self._rewind(replaced)
@@ -453,11 +449,6 @@ class KafkaStore:
             ]
             self._claimed |= {each.place for each in ranges}
         return ranges
-
-
-def _noted_epoch(commit: Commit | None) -> int | None:
-    """Return the leader epoch that was noted beside a committed offset, if any."""
-    return LogIdentity.parse(commit.note).leader_epoch if commit else None
 
 
 def _log_removed(settled: Mapping[Partition, int], starts: Mapping[Partition, int]) -> None:

@@ -1,7 +1,7 @@
 """Wheel logs of which a power cut has taken the end: acknowledged, and not yet on the disk."""
 
 import logging
-from contextlib import ExitStack
+from contextlib import closing
 
 import pytest
 from tests.support.topics import small_settings
@@ -85,12 +85,10 @@ class PowerCut:
 
 @pytest.fixture
 def power_cut(tmp_path, now_ms):
-    broker = LocalBroker(tmp_path)
-    with ExitStack() as stack:
-        broker.start()
-        stack.callback(broker.stop)
-        cut = PowerCut(broker, tmp_path, now_ms)
-        stack.callback(cut.close)
+    with (
+        LocalBroker(tmp_path) as broker,
+        closing(PowerCut(broker, tmp_path, now_ms)) as cut,
+    ):
         yield cut
 
 
