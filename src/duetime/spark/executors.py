@@ -15,6 +15,7 @@ lease at all: it would send too early or too late.
 """
 
 import logging
+import math
 import re
 import threading
 import time
@@ -123,7 +124,7 @@ class ExecutorLink:
         self._is_published = False
         self._sent: dict[str, str] = {}
         #: By how much the executor's clock is ahead, in ns, at least, at each of the last readings.
-        self._ahead_ns: deque[float] = deque(maxlen=READINGS)
+        self._ahead_ns: deque[int] = deque(maxlen=READINGS)
         self._skews_ms: deque[float] = deque(maxlen=READINGS)
         self._warned_s = 0.0
         self._changed, self._stopping = threading.Condition(), False
@@ -215,7 +216,7 @@ class ExecutorLink:
         self._is_published = True
 
     def _note(self, report: ExecutorReport) -> None:
-        self._ahead_ns.append(report.nano_ns - report.ended_s * 1e9)
+        self._ahead_ns.append(report.nano_ns - math.ceil(report.ended_s * 1e9))
         self._skews_ms.append(report.skew_ms)
         self.report = report
         metrics.EXECUTOR_SKEW.labels(self.executor).set(report.skew_ms / 1_000)
@@ -237,7 +238,7 @@ class ExecutorLink:
         """Return the leases as properties. The last one no longer holds back rows without one."""
         ahead_ns = max(self._ahead_ns)
         values = {
-            name: str(int(until_s * 1e9 + ahead_ns)) if until_s else ENDED
+            name: str(int(until_s * 1e9) + ahead_ns) if until_s else ENDED
             for name, until_s in leases.items()
         }
         return {**values, DEFAULT_LEASE: values.get(DEFAULT_LEASE, HELD)}
