@@ -174,6 +174,21 @@ def test_query_whose_batches_are_all_torn_starts_without_a_checkpoint(query, cap
     assert "none of its batches can be read" in errors(caplog)[-1]
 
 
+@pytest.mark.parametrize("folder", ["offsets", "commits"])
+def test_query_whose_first_batch_was_never_finished_starts(query, folder):
+    """A kill or a full disk leaves Spark's file before it gets its name."""
+    query.send("a")
+    query.open()
+    query.stop_before_a_batch()
+    left = query.path / folder / ".0.36d5b8ee-c33f-4b65-a295-b4867fa85b5f.tmp"
+    left.touch()
+    left.with_name(f".{left.name}.crc").touch()
+    with pytest.raises(StreamingQueryException, match="should be empty"):
+        query.run()
+    query.open()
+    assert query.run() == ["a"]
+
+
 @pytest.mark.parametrize("name", ["metadata", "sources/0/0", NOTE])
 def test_other_torn_files_lose_nothing(query, name):
     query.send("a")

@@ -5,6 +5,7 @@ the end of a partition by that end, so the records there would be skipped; and a
 cut has left empty keeps the query from starting. So each checkpoint is inspected first:
 
     torn files at the end of a log     removed: their batch runs again
+    unfinished files before any batch  removed: Spark would not start
     its id, state or every batch torn  the checkpoint is removed
     offsets of another topic           the checkpoint is removed (topic and cluster ids differ)
     offsets beyond a partition's end   the checkpoint is removed
@@ -230,6 +231,10 @@ class CheckpointLogs:
             self._remove(DONE, done.pop())
         if had_batches and not planned:
             return "none of its batches can be read"
+        if not planned:
+            # Spark refuses a first batch where a file is left that was never finished.
+            for folder in (PLANNED, DONE):
+                self._files.delete(folder)
         if planned and not _is_json(self._files.read(METADATA) or b""):
             return f"its {METADATA} cannot be read"
         for name in self._initial():
