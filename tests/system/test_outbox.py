@@ -31,7 +31,7 @@ from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
 from duetime.local.broker import LocalBroker
 from duetime.local.process import free_port
-from duetime.pipeline.monitoring.synthetic_messages import Prober
+from duetime.pipeline.monitoring.prober import Prober
 
 pytestmark = pytest.mark.timeout(1_200)
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -41,7 +41,14 @@ from duetime.cli.options import (
     settings_from,
 )
 from duetime.cli.output import facts, home_relative, program
-from duetime.core.errors import DuetimeError, KafkaError, LeaderPaused, SetupError, error_text
+from duetime.core.errors import (
+    DuetimeError,
+    KafkaError,
+    LeaderPaused,
+    LeaderStuck,
+    SetupError,
+    error_text,
+)
 from duetime.core.metrics import serve
 from duetime.core.settings import EARLIEST, Settings, is_submitted
 from duetime.kafka.admin import create_topics
@@ -157,7 +164,7 @@ def run(  # noqa: PLR0913 (an option each)
             _run_pipeline(
                 settings, lambda: log.info("ready kafka=%s", settings.bootstrap), is_fenced=True
             )
-        except LeaderPaused as error:
+        except (LeaderPaused, LeaderStuck) as error:
             if is_submitted():
                 raise
             log.warning("%s: restarting", error)
@@ -296,7 +303,10 @@ def _run_pipeline(
     *,
     is_fenced: bool = False,
 ) -> None:
-    """Run the pipeline until it fails or a signal comes. Raises LeaderPaused if `is_fenced`."""
+    """Run the pipeline until it fails or a signal comes.
+
+    Raises LeaderPaused if `is_fenced`, and LeaderStuck.
+    """
     from duetime.pipeline.service import Pipeline
 
     jars: list[Path] = []
@@ -354,10 +364,14 @@ class PipelineThread:
         try:
             self._pipeline.start()
             self._ready.set()
-            try:
-                self._pipeline.watch()
-            finally:
-                self._pipeline.stop()
+            with ExitStack() as stopping:
+                stopping.callback(self._pipeline.stop)
+                try:
+                    self._pipeline.watch()
+                except LeaderStuck:
+                    # What does not deliver may not stop either: it ends as by a crash.
+                    stopping.pop_all()
+                    raise
         except DuetimeError as error:
             self._failure = error
         except Exception as error:

@@ -119,6 +119,10 @@ class LeaderPaused(DuetimeError, reason="paused"):
     """The leader stood still for so long that another leads."""
 
 
+class LeaderStuck(DuetimeError, reason="stuck"):
+    """The leader does not deliver, and a standby may."""
+
+
 class OutcomeKnown(DuetimeError, reason="refused"):
     """A write has failed, and for each of its records it is known whether it was written."""
 

@@ -144,6 +144,9 @@ class Settings(Connection, BaseSettings):
     probes: bool = True
     """Send two probe messages a second from the leader, to measure lateness; only where
     metrics_port is set."""
+    probe_timeout_seconds: Annotated[float, Field(ge=20)] = 120
+    """How long the leader's probes may be missing until it starts again, so that a standby that is
+    warm leads."""
     recovery_batch_records: Count = 200_000
     """Most records of a batch while work in flight is finished after a stop or a crash; each batch
     is committed."""

@@ -40,7 +40,7 @@ from duetime.pipeline.delivery.isolation import FailedDestinations
 from duetime.pipeline.delivery.transactional import TransactionalDelivery
 from duetime.pipeline.leadership.watchdog import Watchdog
 from duetime.pipeline.monitoring.exporter import MetricsExporter, TransactionWatch, note_batch
-from duetime.pipeline.monitoring.synthetic_messages import ProberSet
+from duetime.pipeline.monitoring.prober import ProberSet
 from duetime.pipeline.query_factory import QueryFactory
 from duetime.pipeline.query_supervisor import QuerySupervisor
 from duetime.pipeline.recovery.progress import ProgressKeeper
@@ -108,6 +108,12 @@ class Leader:
     def __init__(self, context: PipelineContext) -> None:
         self._context, self._settings = context, context.settings
         self._to_stop = ExitStack()
+        self._probers: ProberSet | None = None
+
+    @property
+    def stuck_path(self) -> str | None:
+        """The path on which messages have ceased to be delivered, as far as is known."""
+        return self._probers.stuck_path if self._probers else None
 
     def start(self, is_wanted: Callable[[], bool], overdue_first_s: float = 0.0) -> None:
         """Start everything; overdue messages have Spark to themselves for `overdue_first_s`.
@@ -139,7 +145,8 @@ class Leader:
                 scheduler.start(from_ms)
             self._queries.start(self._on_healthy, is_wanted)
             if self._settings.metrics_port and self._settings.probes:
-                self._start([ProberSet(self._settings, context.clock)])
+                self._probers = ProberSet(self._settings, context.clock, self._is_obstructed)
+                self._start([self._probers])
             unless_started.pop_all()
 
     def supervise(self) -> None:
@@ -302,6 +309,12 @@ class Leader:
     def _drain(self, name: str) -> None:
         """Wait until the records of a stopped query are acknowledged, or too old to be."""
         self._context.producer_metrics.await_quiet(self._client_id(name), RETRY_PAUSE_S)
+
+    def _is_obstructed(self) -> bool:
+        """Return whether Kafka takes no records for some topic that probes pass, from anybody."""
+        names, wheel = TopicNames(self._settings), self._settings.wheel
+        passed = (names.native, names.lanes, *map(names.wheel, range(wheel.levels)), names.warmup)
+        return any(map(self._context.destinations[None].is_obstructed, passed))
 
     def _await_quiet_unless_leading(self) -> None:
         """Wait until nothing that rows have handed over is sent any more: others may lead."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from duetime.core.clock import Clock, SystemClock
-from duetime.core.errors import ConfigError, SetupError
+from duetime.core.errors import ConfigError, LeaderStuck, SetupError
 from duetime.core.leadership import IS_WARM
 from duetime.core.metrics import IS_LEADER
 from duetime.core.settings import Settings, is_submitted
@@ -196,12 +196,13 @@ class Pipeline:
         """Lead when elected, and keep the queries running, until `stop` is called.
 
         Raises SetupError where the JVM has ended, or the wheel has more partitions than a standby
-        knows.
+        knows; LeaderStuck where a standby may deliver, and this leader does not.
         """
         while not self._stopping.wait(ELECTION_INTERVAL_S):
             if not self._leader:
                 self._require_known_shards()
             self._require_jvm()
+            self._require_delivery()
             try:
                 self._supervise()
             except Exception:
@@ -267,6 +268,15 @@ class Pipeline:
             raise SetupError(
                 f"Spark's JVM has ended ({self._election.broken}): read its last log lines and "
                 "the kernel's about memory, and start again"
+            )
+
+    def _require_delivery(self) -> None:
+        """Raise LeaderStuck where messages are no longer delivered, and a standby is ready."""
+        if self._leader and self._election.has_standby and (path := self._leader.stuck_path):
+            raise LeaderStuck(
+                f"messages through the {path} are not delivered for "
+                f"{self._settings.probe_timeout_seconds:.0f} s, so the standby leads: see the log "
+                "for what failed, the local disk, and the connections to each broker"
             )
 
     def _plan_for(self, term: int) -> None:

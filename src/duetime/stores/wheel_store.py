@@ -109,6 +109,8 @@ class KafkaStore:
         self._topic_ids: dict[Partition, str] = {}
         #: The leader epochs at which the settled offsets, or the ends of claims, were of the log.
         self._epochs: dict[Partition, int | None] = {}
+        #: Ours is committed for all partitions before anything else: see `_late`.
+        self._generation = 1
         self._claimed: set[Partition] = set()
         self._recommit_at_s = time.monotonic() + RECOMMIT_INTERVAL_S
         self._last_now_ms = 0
@@ -227,12 +229,33 @@ class KafkaStore:
         for partition in committed:
             if (started_ms := notes[partition].started_ms) is not None:
                 self._started_ms[partition] = started_ms
+        self._started_ms |= self._late({each: notes[each] for each in committed})
         current = {each: at for each, at in (starts | committed).items() if each not in replaced}
         self._offsets.commit(current, self._notes(current, self._started_ms))
         self._offsets.delete_before(committed)
         _log_removed(committed, starts)
         self._settled = {each: max(committed.get(each, 0), at) for each, at in starts.items()}
         self._rewind(replaced)
+
+    def _late(self, notes: Mapping[Partition, LogIdentity]) -> dict[Partition, int]:
+        """Return since when to read back what a former leader has committed last, epoch ms.
+
+        It stood still for longer than its lease, and has overwritten the start that its successor
+        had noted. That one had committed all partitions, so an older generation shows it.
+        """
+        generations = {each: note.generation or 0 for each, note in notes.items()}
+        latest = max(generations.values(), default=0)
+        self._generation = latest + 1
+        late = [each for each, one in generations.items() if 0 < one < latest]
+        if not late:
+            return {}
+        log.warning(
+            "a former leader has committed after its lease: reading back since the first record "
+            "partitions=%d",
+            len(late),
+        )
+        # Negative: no record is left there.
+        return {each: at for each, at in self._offsets.first_appended_ms(late).items() if at >= 0}
 
     def _rewind(self, partitions: Collection[Partition]) -> None:
         """Continue at the start of these logs: the settled offset belongs to another log.
@@ -316,6 +339,7 @@ class KafkaStore:
                     topic_id=self._topic_ids.get(each),
                     leader_epoch=self._epochs.get(each),
                     started_ms=started_ms.get(each),
+                    generation=self._generation,
                 ).text()
                 for each in partitions
             }

@@ -8,7 +8,7 @@ from tests.support.clocks import eventually
 
 from duetime.core.clock import SystemClock
 from duetime.core.setting_types import Cluster
-from duetime.pipeline.monitoring.synthetic_messages import (
+from duetime.pipeline.monitoring.prober import (
     CLOSE_TIMEOUT_S,
     PATHS,
     Prober,
@@ -36,7 +36,9 @@ def test_probes_are_sent_to_a_cluster_that_does_not_answer(settings, monkeypatch
 
 @pytest.mark.usefixtures("topics")
 def test_probers_of_clusters_that_do_not_answer_close_together(settings):
-    probers = ProberSet(settings.model_copy(update={"clusters": AWAY}), SystemClock())
+    probers = ProberSet(
+        settings.model_copy(update={"clusters": AWAY}), SystemClock(), lambda: False
+    )
     probers.start()
     started_s = time.monotonic()
     probers.close()

@@ -289,6 +289,31 @@ def test_a_former_leader_commits_nothing(settings, wheel, now_ms):
     store.close()
 
 
+def test_what_a_former_leader_commits_late_is_read_back(settings, wheel, now_ms, caplog):
+    """It stood still between its look at the lease and the commit. Its successor is killed."""
+    due_ms = now_ms + MINUTE
+    slot = settings.wheel.place(due_ms, now_ms)
+    wheel.message("orders", due_ms)
+    with closing(KafkaStore(settings)) as former:
+        claims = former.acquire(slot)
+        former.mark_started(claims, now_ms)
+        with closing(KafkaStore(settings)) as successor:
+            wheel.message("orders", due_ms)
+            (claim,) = successor.acquire(slot)
+            assert (claim.count, claim.started_ms) == (2, now_ms)
+            successor.mark_started([claim], now_ms + SECOND)
+        # The successor's note is gone, and of its two records the second may have been sent.
+        former.settle(claims)
+    # It is read back by the next leader, and by the one after that until it is settled.
+    for warnings in (1, 0):
+        caplog.clear()
+        with closing(KafkaStore(settings)) as store:
+            (claim,) = store.acquire(slot)
+            assert (claim.start, claim.end) == (1, 2)
+            assert now_ms <= claim.started_ms < due_ms
+        assert len(caplog.records) == warnings
+
+
 def test_claims_restart_when_the_clock_is_set_back(store, wheel, settings, now_ms):
     """Records sent later have earlier timestamps than the start: a search from it misses them."""
     place = wheel.partition(now_ms + MINUTE)

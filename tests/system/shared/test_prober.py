@@ -10,7 +10,7 @@ from tests.support.schedules import every_minute
 
 from duetime.core.clock import SystemClock
 from duetime.pipeline.monitoring.exporter import MetricsExporter
-from duetime.pipeline.monitoring.synthetic_messages import Prober
+from duetime.pipeline.monitoring.prober import Prober
 from duetime.spark.task_jvms import DriverJvm
 
 pytestmark = pytest.mark.slow

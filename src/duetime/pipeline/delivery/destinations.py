@@ -121,6 +121,8 @@ class TopicMetadataCache:
         self._published: dict[str, str] = {}
         #: The number of partitions of each topic. Replaced by each refresh, never changed.
         self.partitions: Mapping[str, int] = {}
+        #: The topics with partitions that take no records. Replaced, too.
+        self._stuck: frozenset[str] = frozenset()
         self._topic_settings = TopicSettingsCache(self._admin)
         self._troubles: dict[str, Trouble] = {}
         #: The last request was not answered, which is logged.
@@ -182,6 +184,11 @@ class TopicMetadataCache:
         topics = {name: one for name, one in found.items() if one.error is None}
         self.partitions = {name: len(one.partitions) for name, one in topics.items()}
         described = self._topic_settings.refresh(topics, settings_timeout_s)
+        self._stuck = frozenset(
+            name
+            for name, known in described.items()
+            if name in topics and stuck_partitions(topics[name], known.min_insync)
+        )
         now_s = time.monotonic()
         return {
             name: self._entry(name, topics[name], known, now_s)
@@ -268,6 +275,14 @@ class TopicMetadataCache:
             trouble.held_until_s = now_s + pause_s
         log.warning("holding records, no acknowledgement topic=%s seconds=%.0f", topic, pause_s)
         self.refresh()
+
+    def is_obstructed(self, topic: str) -> bool:
+        """Return whether the cluster takes no records for some of the topic, from any process.
+
+        It says so itself: what only this process cannot send is another matter.
+        """
+        is_unknown = self._published.get(topic, UNKNOWN) in (UNKNOWN, DENIED)
+        return is_unknown or topic in self._stuck
 
     def knows(self, topic: str) -> bool:
         """Return whether the cluster had the topic at the last refresh."""

@@ -112,6 +112,11 @@ class Election:
         """Return whether we may send at this instant, for code that sends from Python."""
         return time.monotonic() < self._until_s
 
+    @property
+    def has_standby(self) -> bool:
+        """True if another process that is warm counts on the end of our lease."""
+        return self._is_short
+
     def jvm_end_s(self) -> float:
         """Return when the JVM of a leader must end, unless the lease is renewed before.
 

@@ -3,27 +3,22 @@
 They go from the native intake topic through the lanes or the store to an internal topic, where the
 broker stamps them. On another cluster they arrive in the topic that `probe_topic` names.
 
-The *prober* sends two a second as long as this process leads, so lateness is known also while no
-sender is active.
-
-The *warm-up* sends a stream of them. A JVM that has just started is a hundred times slower than a
-warm one, and would release the first windows seconds late. So release jobs are drilled until
-planning one is compiled code. Then the pipeline is ready only when messages arrive on time.
+The prober sends two a second, and the *warm-up* a stream of them. A JVM that has just started is a
+hundred times slower than a warm one, and would release the first windows seconds late. So release
+jobs are drilled until planning one is compiled code. Then the pipeline is ready only when messages
+arrive on time.
 """
 
 import logging
 import threading
 import time
-import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from duetime.core.clock import Clock, Offset
-from duetime.core.errors import error_text
+from duetime.core.clock import Clock
 from duetime.core.messages import (
     DUE_AT_MS,
     DUE_CLUSTER,
@@ -33,13 +28,10 @@ from duetime.core.messages import (
     DUE_TOPIC,
     MessageId,
 )
-from duetime.core.metrics import CLOCK_OFFSET_SECONDS, LATENESS_SECONDS, PROBES
 from duetime.core.settings import Settings
-from duetime.core.threads import PeriodicThread
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import OffsetRange
-from duetime.kafka.range_reader import headers_of
 
 log = logging.getLogger(__name__)
 
@@ -49,34 +41,8 @@ ARRIVALS, DRILLED = 0, 1
 #: How long Kafka may take to return the end of the topic, in seconds.
 END_TIMEOUT_S = 10.0
 
-#: The paths of probes: through the lanes, and through the store.
-LANES, STORE = PATHS = "lanes", "store"
-
 #: How long before it is due a message is sent, in ms: well within the lanes, or so far beyond them.
 AHEAD_MS = 500
-
-#: How long Kafka may take to acknowledge probes, in seconds.
-ACKNOWLEDGE_TIMEOUT_S = 1.0
-
-#: Records read at a time: on another cluster, foreign ones are among them.
-BATCH_SIZE = 1_000
-
-#: How often two probes are sent, in seconds.
-PROBE_INTERVAL_S = 1.0
-
-#: How long without an arrival, in seconds, until probes count as lost, or held up by an outage.
-SILENCE_S = 60.0
-
-#: How often they are sent from then on, or while they cannot be read, in seconds: enough to show
-#: that none arrives. Each will arrive hours late, or be a dead letter where its topic is gone.
-SILENT_INTERVAL_S = 60.0
-
-#: How long `close` waits for Kafka, in seconds; for all clusters together.
-CLOSE_TIMEOUT_S = 2.0
-
-#: The largest error of a clock offset that is published, in ms: half a round trip.
-MAX_OFFSET_ERROR_MS = 100
-
 
 #: The share of the time for drilled jobs: after a few dozen, planning one takes a fifth.
 DRILL_SHARE = 1 / 4
@@ -102,14 +68,17 @@ PAYLOAD = b"warm-up " * 16
 class SyntheticMessages:
     """Sends synthetic messages to a cluster, and reads them where they arrive."""
 
-    def __init__(self, settings: Settings, cluster: str | None = None) -> None:
+    def __init__(
+        self, settings: Settings, cluster: str | None = None, **properties: str | int
+    ) -> None:
+        """`properties` are librdkafka's, of the producer."""
         names = TopicNames(settings)
         self.topic = (cluster and settings.clusters[cluster].probe_topic) or names.warmup
         self._cluster, self._intake = cluster, names.native
         at = settings.at(cluster)
         group = {"group.id": f"{settings.namespace}.warmup", "enable.auto.commit": False}
         self._consumer_properties = librdkafka_properties(at) | group
-        self.producer = Producer(librdkafka_properties(settings) | {"linger.ms": 5})
+        self.producer = Producer(librdkafka_properties(settings) | {"linger.ms": 5} | properties)
 
     def send(
         self,
@@ -149,161 +118,6 @@ class SyntheticMessages:
             raise
         consumer.assign([arrivals])
         return consumer
-
-
-class ProberSet:
-    """The probers of this cluster and of each other cluster with a `probe_topic`. Start it once."""
-
-    def __init__(self, settings: Settings, clock: Clock) -> None:
-        clusters = [name for name, each in settings.clusters.items() if each.probe_topic]
-        self._probers = [Prober(settings, clock, each) for each in (None, *clusters)]
-
-    def start(self) -> None:
-        """Start all probers."""
-        for each in self._probers:
-            each.start()
-
-    def close(self) -> None:
-        """Stop all probers at once; probes under way are abandoned."""
-        until_s = time.monotonic() + CLOSE_TIMEOUT_S
-        for each in self._probers:
-            each.stop()
-        for each in self._probers:
-            each.close(max(0.0, until_s - time.monotonic()))
-
-
-class Prober:
-    """Sends probes to one cluster and measures their lateness, in a thread. Start it once."""
-
-    def __init__(self, settings: Settings, clock: Clock, cluster: str | None = None) -> None:
-        self._clock, self._cluster = clock, cluster or ""
-        self._messages = SyntheticMessages(settings, cluster)
-        self._delay_ms = {LANES: AHEAD_MS, STORE: settings.short_delay_threshold_ms + AHEAD_MS}
-        #: Begins the unique part of our ids.
-        self._mark = f"probe-{uuid.uuid4().hex[:12]}."
-        self._backoffs = {path: ProbeBackoff() for path in PATHS}
-        self._consumer: Consumer | None = None
-        #: Held while the clock offset is set, which must be 0 after `stop`.
-        self._lock = threading.Lock()
-        self._thread = PeriodicThread("probe", 0.0, self._probe)
-
-    def start(self) -> None:
-        """Start probing."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End soon, and clear the clock offset, which only the leader measures."""
-        self._thread.stopping.set()
-        with self._lock:
-            CLOCK_OFFSET_SECONDS.set(0)
-
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Stop, and wait for the thread."""
-        self.stop()
-        if self._thread.stop(timeout_s):
-            self._close_consumer()
-
-    def _probe(self) -> None:
-        """Send the probes of one second, and measure what arrives in it."""
-        until_s = time.monotonic() + PROBE_INTERVAL_S
-        try:
-            # Before the first probe is sent. Without it probes are sent, and missed.
-            self._consumer = self._consumer or self._messages.consumer()
-        except KafkaException as error:
-            log.warning("probes cannot be read error=%s", error_text(error))
-        try:
-            self._send()
-            self._observe(until_s)
-        except (KafkaException, BufferError) as error:
-            log.warning("probes failed error=%s", error_text(error))
-            self._close_consumer()
-        if self._thread.stopping.wait(max(0.0, until_s - time.monotonic())):
-            self._close_consumer()
-
-    def _close_consumer(self) -> None:
-        if self._consumer:
-            self._consumer.close()
-        self._consumer = None
-
-    def _send(self) -> None:
-        """Send the probes that are due, and wait a moment for Kafka to acknowledge them.
-
-        The acknowledgement shows how far the clocks are apart. Raises KafkaException, BufferError.
-        """
-        now_s, is_readable = time.monotonic(), self._consumer is not None
-        backoffs = self._backoffs.items()
-        paths = [path for path, each in backoffs if each.is_due(now_s, is_readable=is_readable)]
-        # While Kafka takes none, none is sent: it would be late by the prober's fault.
-        if self._messages.producer.flush(0):
-            return
-        now_ms = self._clock.now_ms()
-        for path in paths:
-            self._messages.send(
-                now_ms + self._delay_ms[path],
-                b"probe",
-                unique=f"{self._mark}{path}",
-                on_delivery=partial(self._acknowledged, now_ms, path),
-            )
-        self._messages.producer.flush(ACKNOWLEDGE_TIMEOUT_S)
-
-    def _acknowledged(
-        self, sent_ms: int, path: str, error: KafkaError | None, record: Message
-    ) -> None:
-        if error is not None:
-            return
-        PROBES.labels(self._cluster, path).inc()
-        received_ms, stamped_ms = self._clock.now_ms(), record.timestamp()[1]
-        offset = Offset.seen(sent_ms=sent_ms, stamped_ms=stamped_ms, received_ms=received_ms)
-        with self._lock:
-            if offset.error_ms <= MAX_OFFSET_ERROR_MS and not self._thread.stopping.is_set():
-                CLOCK_OFFSET_SECONDS.set(offset.ahead_ms / 1_000)
-
-    def _observe(self, until_s: float) -> None:
-        """Measure what arrives until then. Raises KafkaException."""
-        while self._consumer and not self._thread.stopping.is_set():
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                return
-            for path, late_ms in self._arrivals(self._consumer, min(left_s, 0.1)):
-                LATENESS_SECONDS.labels(self._cluster, path).observe(late_ms / 1_000)
-                self._backoffs[path].reset(time.monotonic())
-
-    def _arrivals(self, consumer: Consumer, timeout_s: float) -> Iterator[tuple[str, int]]:
-        """Yield the path and the lateness, in ms, of our probes. Raises KafkaException."""
-        for record in consumer.consume(BATCH_SIZE, timeout=timeout_s):
-            if error := record.error():
-                # The topic is gone, for instance: the consumer must be opened again.
-                raise KafkaException(error)
-            # On another cluster, others may write anything there.
-            identity = (dict(headers_of(record)).get(DUE_ID) or b"").decode(errors="replace")
-            _, is_ours, path = identity.partition(f"-{self._mark}")
-            if is_ours:
-                yield path, record.timestamp()[1] - MessageId.parse(identity).due_ms
-
-
-class ProbeBackoff:
-    """When the probes of one path are sent: each second, and seldom while none arrives."""
-
-    def __init__(self) -> None:
-        self._arrived_s = 0.0
-        #: None before the first probe.
-        self._sent_s: float | None = None
-
-    def is_due(self, now_s: float, *, is_readable: bool) -> bool:
-        """Return whether to send a probe now, by the monotonic clock; if so, note that."""
-        if self._sent_s is None:
-            # None can have arrived before.
-            self._arrived_s = now_s
-        else:
-            is_silent = not is_readable or now_s - self._arrived_s >= SILENCE_S
-            if is_silent and now_s - self._sent_s < SILENT_INTERVAL_S:
-                return False
-        self._sent_s = now_s
-        return True
-
-    def reset(self, now_s: float) -> None:
-        """Note that a probe arrived."""
-        self._arrived_s = now_s
 
 
 class WarmUp:
