@@ -14,6 +14,7 @@ from duetime.core.messages import SCHEDULED_HEADERS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
+from duetime.local.broker import LocalBroker
 from duetime.pipeline.delivery import transactional
 from duetime.pipeline.delivery.transactional import Forwarder, TransactionalDelivery
 
@@ -234,3 +235,18 @@ def test_many_expired_ids_are_forgotten_at_once(sending):
         forwarder._forwarded.update((str(number), 0.0) for number in range(1_000_000))
         assert forwarder._new([]) == []
         assert not forwarder._forwarded
+
+
+@pytest.mark.slow
+def test_messages_are_delivered_after_the_coordinator_was_restarted(tmp_path):
+    """The client waits for ever for a coordinator that is gone, in spite of its timeout."""
+    with LocalBroker(tmp_path) as broker:
+        sending = Sending(broker.bootstrap)
+        topic = sending.destination()
+        with delivering(sending):
+            sending.due(topic, "before")
+            eventually(lambda: sending.values(topic) == ["before"])
+            broker.kill()
+            broker.start()
+            sending.due(topic, "after")
+            eventually(lambda: sending.values(topic) == ["before", "after"])

@@ -18,7 +18,9 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
+from threading import Thread
 from typing import Self
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
@@ -193,6 +195,7 @@ class Forwarder:
                 "fetch.wait.max.ms": 100,
             }
         )
+        self._group = self._consumer.consumer_group_metadata()
         #: By message id, when it was forwarded (monotonic clock, seconds); the oldest first.
         self._forwarded = OrderedDict[str, float]()
         #: By topic, until when its records are isolated (monotonic clock, seconds).
@@ -291,14 +294,30 @@ class Forwarder:
         if refused := self._send(self._producer, records, topics):
             self._producer.abort_transaction(TRANSACTION_TIMEOUT_S)
             return refused
-        self._producer.send_offsets_to_transaction(
-            [TopicPartition(self._sending, 0, end)],
-            self._consumer.consumer_group_metadata(),
-            TRANSACTION_TIMEOUT_S,
-        )
+        self._send_offset(self._producer, end)
         self._producer.commit_transaction(TRANSACTION_TIMEOUT_S)
         metrics.DELIVERED.labels("").inc(sum(each != self._isolated for each in topics))
         return set()
+
+    def _send_offset(self, producer: Producer, end: int) -> None:
+        """Make the offset part of the transaction. Raises KafkaException, TimeoutError.
+
+        librdkafka waits for ever for a group's coordinator whose broker was restarted, whatever its
+        timeout (confluentinc/librdkafka issues 5456 and 5511). So its thread is left to itself.
+        """
+        sent = Future[None]()
+
+        def send() -> None:
+            position, group = TopicPartition(self._sending, 0, end), self._group
+            try:
+                producer.send_offsets_to_transaction([position], group, DELIVERY_S)
+            except KafkaException as error:
+                sent.set_exception(error)
+            else:
+                sent.set_result(None)
+
+        Thread(target=send, name="transaction-offset", daemon=True).start()
+        sent.result(DELIVERY_S)
 
     def _topic(self, entry: Entry | None, *, is_isolated: bool) -> str:
         if entry is None or entry.topic is None or is_isolated:
