@@ -79,6 +79,7 @@ def test_a_stopped_broker_comes_back_as_the_same_cluster_with_its_messages(new_b
     assert values(broker, 2) == [b"before", b"after"]
 
 
+@pytest.mark.slow
 def test_a_killed_broker_comes_back_with_its_messages(new_broker):
     broker = new_broker()
     broker.start()

@@ -145,6 +145,7 @@ def test_repeated_message_is_dropped_after_a_restart_too(sending):
     assert sending.values(topic) == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_refused_record_is_isolated_and_others_arrive_once(sending):
     refusing = sending.destination(**{"max.message.bytes": "1000"})
     missing, topic = f"to_{uuid.uuid4().hex[:8]}", sending.destination()

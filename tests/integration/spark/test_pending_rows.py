@@ -64,6 +64,7 @@ def test_probes_are_not_listed(spark, settings, wheel, now_ms):
     assert listed == read == shown
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("topics")
 def test_messages_in_redis_are_included(spark, settings, wheel, now_ms, redis_server):
     before = wheel.message("orders", now_ms + MINUTE_MS, unique="before", value="v")

@@ -12,6 +12,7 @@ from duetime.core.messages import DUE_AT_MS, DUE_TOPIC
 from duetime.kafka.connection import librdkafka_properties
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["native", "transactional"])
 def test_a_query_begins_again_when_its_topic_gets_partitions(live, sender, name, caplog):
     caplog.set_level("INFO", "duetime")

@@ -115,6 +115,7 @@ def test_an_unavailable_store_delays_nothing():
     assert time.monotonic() - started_s < PROMPT_S
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_a_restarted_consumer_reads_the_store_instead_of_the_log(topic, now_ms, store):
     _, location = store
