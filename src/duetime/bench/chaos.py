@@ -22,6 +22,7 @@ from typing import Any
 import typer
 from pydantic import SecretStr
 
+from duetime.bench.history import Clients
 from duetime.bench.lateness import fill_backlog
 from duetime.bench.loadgen import LoadPlan, parse_range, start_load
 from duetime.bench.testbed import (
@@ -81,6 +82,7 @@ def crash(  # noqa: PLR0913 (the options of a command)
         settings = stack.enter_context(open_testbed(kafka, broker=local, warm_up_seconds=0))
         fill_backlog(settings, backlog)
         arrived, count = stack.enter_context(_load(settings, "crash", rate, sum(lives_s) + 10))
+        clients = stack.enter_context(Clients(settings).running())
         if local:
             waits = list(_broker_lives(settings, local, arrived, lives_s))
         else:
@@ -88,7 +90,11 @@ def crash(  # noqa: PLR0913 (the options of a command)
         with duetime_process(settings):
             waits.append(_next_arrival(arrived, TIMEOUT_S))
             counts = count()
-    return {"kills": kills, **counts, **_spread("recovery_s", list(recoveries(waits)))}
+            history, stories = clients.judged(TIMEOUT_S)
+    for each in stories:
+        progress(each)
+    found = {"kills": kills, **counts, **_spread("recovery_s", list(recoveries(waits)))}
+    return found | {"history": history}
 
 
 def _spread(name: str, values_s: list[float]) -> Figures:
