@@ -229,11 +229,13 @@ class KafkaStore:
         for partition in committed:
             if (started_ms := notes[partition].started_ms) is not None:
                 self._started_ms[partition] = started_ms
-        self._started_ms |= self._late({each: notes[each] for each in committed})
+        late = self._late({each: notes[each] for each in committed})
+        self._started_ms |= late
         current = {each: at for each, at in (starts | committed).items() if each not in replaced}
-        self._offsets.commit(current, self._notes(current, self._started_ms))
+        self._commit(current, self._started_ms)
         self._offsets.delete_before(committed)
-        _log_removed(committed, starts)
+        # What a former leader has committed late may lie before what its successor has deleted.
+        _log_removed({each: at for each, at in committed.items() if each not in late}, starts)
         self._settled = {each: max(committed.get(each, 0), at) for each, at in starts.items()}
         self._rewind(replaced)
 
@@ -279,7 +281,7 @@ class KafkaStore:
             for partition in starts:
                 self._started_ms.pop(partition, None)
             self._started_ms |= started_ms
-        self._offsets.commit(starts, self._notes(starts, started_ms))
+        self._commit(starts, started_ms)
         for topic in sorted({topic for topic, _ in starts}):
             log.error(
                 "the log has lost its end, or the topic was created again: reading from its start "

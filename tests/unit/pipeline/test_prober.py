@@ -146,6 +146,11 @@ def test_a_path_that_loses_some_is_stuck(path):
     assert path.passed(int(TIMEOUT_S) + LATEST, lambda due_s: 0 if due_s % 3 else None)
 
 
+def test_a_path_that_loses_some_and_delivers_others_late_is_stuck(path):
+    """Its queries fail and recover, again and again."""
+    assert path.passed(3 * int(TIMEOUT_S), lambda due_s: 25 if due_s % 3 else None)
+
+
 def test_a_message_that_is_lost_now_and_then_is_no_reason(path):
     assert not path.passed(5_000, lambda due_s: 0 if due_s % LATEST else None)
 
@@ -178,6 +183,11 @@ def test_probes_that_kafka_has_not_taken_are_not_missing(path):
         path.passed(1, never)
         path.arrivals.forget(path.now_s - 1)
         assert not path.arrivals.is_stuck(float(path.now_s))
+
+
+def test_another_store_that_is_down_is_no_reason():
+    judged = Prober(Settings(bootstrap="127.0.0.1:1", store="redis://127.0.0.1"), SetClock(0))
+    assert judged._judged == ("lanes",)
 
 
 @pytest.mark.parametrize("is_readable", [True, False])

@@ -96,6 +96,10 @@ CLOSE_S = DELIVERY_S + TRANSACTION_TIMEOUT_S
 Parsed = tuple[Message, Entry | None]
 
 
+class CoordinatorSilent(KafkaError):
+    """The coordinator of the group has not answered."""
+
+
 class TransactionalDelivery:
     """Forwards messages in a thread of its own while this process leads. Start it once."""
 
@@ -142,6 +146,9 @@ class TransactionalDelivery:
                 # Requests of the previous leader may still arrive.
                 stopping.wait(FREE_INTERVAL_S)
         except Exception as error:  # noqa: BLE001 (any error is retried)
+            if isinstance(error, CoordinatorSilent):
+                # It is no fault of the batch.
+                self._failed_at = -1
             if error_text(error) != self._last_error:
                 self._last_error = error_text(error)
                 log.warning("transactions failed, beginning again error=%s", self._last_error)
@@ -300,7 +307,7 @@ class Forwarder:
         return set()
 
     def _send_offset(self, producer: Producer, end: int) -> None:
-        """Make the offset part of the transaction. Raises KafkaException, TimeoutError.
+        """Make the offset part of the transaction. Raises KafkaException, CoordinatorSilent.
 
         librdkafka waits for ever for a group's coordinator whose broker was restarted, whatever its
         timeout (confluentinc/librdkafka issues 5456 and 5511). So its thread is left to itself.
@@ -311,13 +318,17 @@ class Forwarder:
             position, group = TopicPartition(self._sending, 0, end), self._group
             try:
                 producer.send_offsets_to_transaction([position], group, DELIVERY_S)
-            except KafkaException as error:
+            except Exception as error:  # noqa: BLE001 (it is raised where it is waited for)
                 sent.set_exception(error)
             else:
                 sent.set_result(None)
 
         Thread(target=send, name="transaction-offset", daemon=True).start()
-        sent.result(DELIVERY_S)
+        try:
+            sent.result(DELIVERY_S)
+        except TimeoutError as error:
+            text = f"the coordinator of group {self._sending} has not answered in time"
+            raise CoordinatorSilent(text) from error
 
     def _topic(self, entry: Entry | None, *, is_isolated: bool) -> str:
         if entry is None or entry.topic is None or is_isolated:

@@ -56,8 +56,11 @@ MAX_OFFSET_ERROR_MS = 100
 #: A path is stuck when MISSING of its LATEST probes are missing.
 MISSING, LATEST = 3, 20
 
-#: A probe that arrives so late, in seconds, shows a backlog that is worked off.
-LATE_S = 10.0
+#: A probe is overtaken by one that was due so much later, in seconds.
+OVERTAKEN_S = 30.0
+
+#: A clock that moves by more than the time that passes was set, in ms.
+CLOCK_SET_MS = 10_000
 
 
 class ProberSet:
@@ -108,6 +111,8 @@ class Prober:
         self._arrivals = {path: ProbeArrivals(settings.probe_timeout_seconds) for path in PATHS}
         #: How far the clock is ahead of the monotonic one, in ms.
         self._ahead_ms = clock.now_ms() - time.monotonic() * 1_000
+        #: Another server that is down is so for each leader.
+        self._judged = PATHS if settings.store_kind == "kafka" else (LANES,)
         #: The path on which probes have ceased to arrive, if there is one.
         self.stuck_path: str | None = None
         self._consumer: Consumer | None = None
@@ -155,12 +160,12 @@ class Prober:
         Nor after the clock was set: they are due by the clock, and missing after seconds.
         """
         ahead_ms, before_ms = self._clock.now_ms() - time.monotonic() * 1_000, self._ahead_ms
-        self._ahead_ms, was_set = ahead_ms, abs(ahead_ms - before_ms) > LATE_S * 1_000
+        self._ahead_ms, was_set = ahead_ms, abs(ahead_ms - before_ms) > CLOCK_SET_MS
         if was_set or self._consumer is None or self._is_obstructed():
             for each in self._arrivals.values():
                 each.clear()
         now_s = time.monotonic()
-        stuck = (path for path, each in self._arrivals.items() if each.is_stuck(now_s))
+        stuck = (path for path in self._judged if self._arrivals[path].is_stuck(now_s))
         self.stuck_path = next(stuck, None)
 
     def _close_consumer(self) -> None:
@@ -183,12 +188,16 @@ class Prober:
         for path in paths:
             delay_ms = self._delay_ms[path]
             self._arrivals[path].await_probe(now_ms + delay_ms, now_s + delay_ms / 1_000)
-            self._messages.send(
-                now_ms + delay_ms,
-                b"probe",
-                unique=f"{self._mark}{path}",
-                on_delivery=partial(self._acknowledged, now_ms, path),
-            )
+            try:
+                self._messages.send(
+                    now_ms + delay_ms,
+                    b"probe",
+                    unique=f"{self._mark}{path}",
+                    on_delivery=partial(self._acknowledged, now_ms, path),
+                )
+            except (KafkaException, BufferError):
+                self._arrivals[path].forget(now_ms + delay_ms)
+                raise
         self._messages.producer.flush(ACKNOWLEDGE_TIMEOUT_S)
 
     def _acknowledged(
@@ -260,20 +269,20 @@ class ProbeArrivals:
     """Which probes of one path are missing. Instants are seconds of the monotonic clock.
 
     A leader may deliver nothing and be in the best of health otherwise: its disk is full, or one of
-    the brokers out of its reach. What is only late arrives after all, as after an outage.
+    the brokers out of its reach. A backlog is no such case: it is worked off in order.
     """
 
     def __init__(self, timeout_s: float) -> None:
-        """A probe is missing `timeout_s` seconds after it was due."""
+        """A probe is missing `timeout_s` seconds after it was due, if later ones have arrived."""
         self._timeout_s = timeout_s
         #: By due time in epoch ms, the same instant by the monotonic clock.
         self._awaited: dict[int, float] = {}
-        #: Of the latest probes, whether each has arrived in time.
+        #: Of the latest probes, whether each has arrived.
         self._outcomes: deque[bool] = deque(maxlen=LATEST)
-        #: Whether this leader has ever delivered one: else another might not do better.
-        self._has_arrived = False
-        #: When one arrived late.
-        self._late_s = float("-inf")
+        #: When one arrived last. None before: another leader might not do better.
+        self._arrived_s: float | None = None
+        #: The latest due time of those that have arrived.
+        self._reached_s = float("-inf")
 
     def await_probe(self, due_ms: int, due_s: float) -> None:
         """Note that a probe is sent."""
@@ -285,12 +294,11 @@ class ProbeArrivals:
 
     def note(self, due_ms: int, now_s: float) -> None:
         """Note that a probe arrived."""
+        self._arrived_s = now_s
         due_s = self._awaited.pop(due_ms, None)
-        if due_s is None or now_s - due_s > LATE_S:
-            self._late_s = now_s
         if due_s is not None:
+            self._reached_s = max(self._reached_s, due_s)
             self._outcomes.append(True)
-            self._has_arrived = True
 
     def clear(self) -> None:
         """Forget all probes that have not arrived."""
@@ -299,9 +307,13 @@ class ProbeArrivals:
 
     def is_stuck(self, now_s: float) -> bool:
         """Return whether probes have ceased to arrive, all or some."""
-        missing = [due for due, at_s in self._awaited.items() if now_s - at_s > self._timeout_s]
-        for due_ms in missing:
-            del self._awaited[due_ms]
-            self._outcomes.append(False)
-        is_backlog = now_s - self._late_s <= self._timeout_s
-        return self._has_arrived and not is_backlog and self._outcomes.count(False) >= MISSING
+        if self._arrived_s is None:
+            return False
+        overdue = {due: at for due, at in self._awaited.items() if now_s - at > self._timeout_s}
+        if now_s - self._arrived_s > self._timeout_s:
+            return len(overdue) >= MISSING
+        for due_ms, due_s in overdue.items():
+            if self._reached_s - due_s > OVERTAKEN_S:
+                del self._awaited[due_ms]
+                self._outcomes.append(False)
+        return self._outcomes.count(False) >= MISSING
