@@ -63,7 +63,8 @@ def live(broker, far, tmp_path_factory):
             clusters={"far": Cluster(bootstrap=far.bootstrap, probe_topic="probes")},
             overdue_scan_interval_ms=2_000,
             max_delivery_attempts=2,
-            retry_backoff_ms=200,
+            # A broker that was restarted takes seconds until it leads its partitions.
+            retry_backoff_ms=2_000,
             checkpoint=tmp_path_factory.mktemp("checkpoint").as_uri(),
         )
     )
