@@ -32,8 +32,9 @@ from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
 from duetime.core.threads import wait_until
 
-#: Clients that work at once, and the longest delay that they ask for, in seconds.
-CLIENTS, LONGEST_S = 6, 40.0
+#: Clients that work at once, and the longest delay that they ask for, in seconds. Each reads the
+#: wheel for its cancels, and more of them slow the pipeline down.
+CLIENTS, LONGEST_S = 2, 40.0
 
 #: Messages that are looked up so soon after they were sent are unknown, in seconds.
 ARRIVAL_S = 3.0
