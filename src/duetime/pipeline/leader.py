@@ -311,7 +311,12 @@ class Leader:
         self._context.producer_metrics.await_quiet(self._client_id(name), RETRY_PAUSE_S)
 
     def _is_obstructed(self) -> bool:
-        """Return whether Kafka takes no records for some topic that probes pass, from anybody."""
+        """Return whether Kafka takes no records for some topic that probes pass, from anybody.
+
+        Or does not take our heartbeats either: then our lease has ended.
+        """
+        if not self._context.holds_lease():
+            return True
         names, wheel = TopicNames(self._settings), self._settings.wheel
         passed = (names.native, names.lanes, *map(names.wheel, range(wheel.levels)), names.warmup)
         return any(map(self._context.destinations[None].is_obstructed, passed))

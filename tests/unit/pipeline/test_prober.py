@@ -178,7 +178,7 @@ def test_an_outage_that_has_ended_is_no_reason(path):
     assert not path.passed(1_000, lambda due_s: max(ends_s - due_s, 0) if due_s > begun_s else 0)
 
 
-def test_probes_that_kafka_has_not_taken_are_not_missing(path):
+def test_probes_that_were_not_sent_are_not_missing(path):
     for _ in range(1_000):
         path.passed(1, never)
         path.arrivals.forget(path.now_s - 1)

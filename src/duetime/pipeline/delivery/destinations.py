@@ -277,12 +277,12 @@ class TopicMetadataCache:
         self.refresh()
 
     def is_obstructed(self, topic: str) -> bool:
-        """Return whether the cluster takes no records for some of the topic, or does not answer.
+        """Return whether the cluster takes no records for some of the topic, from any process.
 
         It says so itself: what only this process cannot send is another matter.
         """
         is_unknown = self._published.get(topic, UNKNOWN) in (UNKNOWN, DENIED)
-        return self._is_silent or is_unknown or topic in self._stuck
+        return is_unknown or topic in self._stuck
 
     def knows(self, topic: str) -> bool:
         """Return whether the cluster had the topic at the last refresh."""

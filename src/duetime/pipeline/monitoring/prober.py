@@ -204,7 +204,7 @@ class Prober:
         self, sent_ms: int, path: str, error: KafkaError | None, record: Message
     ) -> None:
         if error is not None:
-            self._arrivals[path].forget(sent_ms + self._delay_ms[path])
+            # A broker is out of reach, or all are: see `_judge`.
             return
         PROBES.labels(self._cluster, path).inc()
         received_ms, stamped_ms = self._clock.now_ms(), record.timestamp()[1]
@@ -289,7 +289,7 @@ class ProbeArrivals:
         self._awaited[due_ms] = due_s
 
     def forget(self, due_ms: int) -> None:
-        """Note that Kafka has not taken a probe."""
+        """Note that a probe was not sent."""
         self._awaited.pop(due_ms, None)
 
     def note(self, due_ms: int, now_s: float) -> None:
