@@ -17,8 +17,8 @@ from duetime.pipeline.recovery.progress import ProgressKeeper
 from duetime.spark.kafka_io import read_stream, start_real_time
 from duetime.spark.task_jvms import DriverJvm
 
-#: A query that passes records on, to the topic in their key; and a topic that refuses them.
-QUERY, NARROW = "passing", "letters-of-one-byte"
+#: A query that passes records on, to the topic in their key.
+QUERY = "passing"
 
 HOUR_S = 3_600
 
@@ -30,7 +30,9 @@ class Passing:
         self._spark, self._settings, self._keeper = spark, settings, keeper
         self.read, self._written = f"{settings.namespace}-asked", f"{settings.namespace}-passed"
         self._admin = AdminClient(librdkafka_properties(settings))
-        narrow = NewTopic(NARROW, 1, config={"max.message.bytes": "1"})
+        # It refuses them.
+        self.narrow = f"{settings.namespace}-letters-of-one-byte"
+        narrow = NewTopic(self.narrow, 1, config={"max.message.bytes": "1"})
         created = [NewTopic(self.read, 2), NewTopic(self._written, 1), narrow]
         for each in self._admin.create_topics(created).values():
             each.result()
@@ -64,7 +66,7 @@ class Passing:
         if self.query:
             self.query.stop()
         self.offsets.close()
-        for each in self._admin.delete_topics([self.read, self._written, NARROW]).values():
+        for each in self._admin.delete_topics([self.read, self._written, self.narrow]).values():
             each.result()
 
 
@@ -94,7 +96,7 @@ def test_all_that_is_acknowledged_is_reached_also_the_last_record(passing):
 def test_nothing_is_reached_beyond_a_record_that_is_refused(passing, keeper):
     passing.send(3)
     eventually(lambda: passing.reached() == {0: 3}, passing.reached)
-    passing.send(1, to=NARROW)
+    passing.send(1, to=passing.narrow)
     passing.send(5, partition=1)
     # The query fails with the next record, or at the end of its batch.
     eventually(lambda: passing.send(1) or passing.query.exception(), passing.reached)
