@@ -5,7 +5,7 @@ import subprocess
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
@@ -19,18 +19,13 @@ from tests.support.topics import small_settings
 
 from duetime.bench.chaos import duetime_process
 from duetime.client.producer import Producer
-from duetime.client.status import status
-from duetime.core.clock import SystemClock
-from duetime.core.leadership import IS_WARM
 from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
 from duetime.kafka.admin import create_topics
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.descriptions import describe_topic_ids
-from duetime.kafka.heartbeats import MemberReader
 from duetime.local.broker import ROOM_MIB, LocalBroker, new_cluster_id
 from duetime.local.process import free_port
-from duetime.local.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(1_200)
 
@@ -135,11 +130,8 @@ def test_a_disk_that_is_full_for_a_while_loses_and_doubles_nothing(tmp_path):
 
 
 @contextmanager
-def three_brokers(directory, properties=MappingProxyType({}), first=MappingProxyType({}), doors=()):
-    """Three nodes of one cluster, each broker and controller; `first` is for the first alone.
-
-    Through `doors`, a port and a proxy to it for each, clients reach them, too.
-    """
+def three_brokers(directory, properties=MappingProxyType({}), first=MappingProxyType({})):
+    """Three nodes of one cluster, each broker and controller; `first` is for the first alone."""
     names = range(1, BROKERS + 1)
     ports = {name: (free_port(), free_port()) for name in names}
     voters = ",".join(f"{name}@127.0.0.1:{ports[name][1]}" for name in names)
@@ -155,8 +147,7 @@ def three_brokers(directory, properties=MappingProxyType({}), first=MappingProxy
                 "node.id": str(name),
                 "controller.quorum.voters": voters,
                 "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{to_others}",
-            }
-            | (by_door(port, to_others, *doors[name - 1]) if doors else {}),
+            },
             cluster_id,
         )
         for name, (port, to_others) in ports.items()
@@ -168,71 +159,6 @@ def three_brokers(directory, properties=MappingProxyType({}), first=MappingProxy
         with ThreadPoolExecutor() as pool:
             list(pool.map(LocalBroker.start, brokers))
         yield brokers
-
-
-def by_door(port, to_others, inside, proxy):
-    """A broker's properties for another listener, which clients reach by the proxy."""
-    own = f"PLAINTEXT://127.0.0.1:{port}"
-    return {
-        "listeners": f"{own},DOOR://127.0.0.1:{inside},CONTROLLER://127.0.0.1:{to_others}",
-        "advertised.listeners": f"{own},DOOR://127.0.0.1:{proxy.port}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,DOOR:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "inter.broker.listener.name": "PLAINTEXT",
-    }
-
-
-def leader_of(settings, topic):
-    """The broker that leads the only partition of this topic."""
-    found = AdminClient(librdkafka_properties(settings)).list_topics(topic, timeout=30)
-    return found.topics[topic].partitions[0].leader
-
-
-def test_a_leader_out_of_reach_of_one_broker_gives_way(tmp_path):
-    """Its heartbeats reach the others, so it keeps its lease; a third of the lanes stands still."""
-    insides = [free_port() for _ in range(BROKERS)]
-    with ExitStack() as closed:
-        doors = [(each, closed.enter_context(Proxy(each))) for each in insides]
-        brokers = closed.enter_context(three_brokers(tmp_path, doors=doors))
-        bootstrap = ",".join(each.bootstrap for each in brokers)
-        live = closed.enter_context(
-            cluster(bootstrap, tmp_path, replication_factor=BROKERS, probe_timeout_seconds=20)
-        )
-        by_doors = ",".join(f"127.0.0.1:{proxy.port}" for _, proxy in doors)
-        pids = []
-        for each in (by_doors, bootstrap):
-            own = {"bootstrap": each, "metrics_port": free_port()}
-            pids.append(closed.enter_context(duetime_process(live.settings.model_copy(update=own))))
-            eventually(lambda: status(live.settings, SystemClock()).leader)
-        wait_for_warm_standby(live, pids[0].pid)
-        client = closed.enter_context(Producer(live.settings))
-        topic = live.topic(partitions=3)
-        inbox = live.inbox_when_there(topic, partitions=3)
-        ids = schedule(client, topic, 600, over_s=20)
-        inbox.until(lambda: len(inbox.arrived) > 50, "the first")
-        heartbeats = {
-            leader_of(live.settings, each) for each in (live.names.leader, "__transaction_state")
-        }
-        cut = min({1, 2, 3} - heartbeats)
-        doors[cut - 1][1].cut()
-        ids |= schedule(client, topic, 300, over_s=10)
-        eventually(lambda: leads(live, pids[1].pid), "the lead of the standby")
-        complete(live, topic, inbox, ids)
-
-
-def leads(live, pid):
-    return status(live.settings, SystemClock()).leader.endswith(f":{pid}")
-
-
-def wait_for_warm_standby(live, leader):
-    """Wait until another process would lead at once if this one did not."""
-    assert leads(live, leader)
-    with closing(MemberReader(live.settings)) as reader:
-
-        def is_warm():
-            _, standbys = reader.read(SystemClock().now_ms())
-            return any(each.status.get(IS_WARM) for each in standbys)
-
-        eventually(is_warm, "a warm standby")
 
 
 def test_when_one_of_three_brokers_goes_away_each_message_comes_once(tmp_path):

@@ -155,13 +155,13 @@ class Prober:
             self._close_consumer()
 
     def _judge(self) -> None:
-        """Find out whether a path is stuck: not where its probes could not be read, or written.
+        """Find out whether a path is stuck: not where no leader could write to its topics.
 
         Nor after the clock was set: they are due by the clock, and missing after seconds.
         """
         ahead_ms, before_ms = self._clock.now_ms() - time.monotonic() * 1_000, self._ahead_ms
         self._ahead_ms, was_set = ahead_ms, abs(ahead_ms - before_ms) > CLOCK_SET_MS
-        if was_set or self._consumer is None or self._is_obstructed():
+        if was_set or self._is_obstructed():
             for each in self._arrivals.values():
                 each.clear()
         now_s = time.monotonic()
@@ -268,8 +268,8 @@ class ProbeBackoff:
 class ProbeArrivals:
     """Which probes of one path are missing. Instants are seconds of the monotonic clock.
 
-    A leader may deliver nothing and be in the best of health otherwise: its disk is full, or one of
-    the brokers out of its reach. A backlog is no such case: it is worked off in order.
+    A leader may deliver nothing and be in the best of health otherwise: its disk is full, or a part
+    of the way out of its reach. A backlog is no such case: it is worked off in order.
     """
 
     def __init__(self, timeout_s: float) -> None:
