@@ -15,12 +15,11 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from functools import partial
 from typing import NamedTuple
 
 from duetime.bench.testbed import Appends, Arrival, Figures, create_destinations
@@ -158,8 +157,9 @@ class Clients:
         self._stopping.set()
         for each in self._threads:
             each.join()
-        due_ms = max((MessageId.parse(each).due_ms for each in expected(self._history)), default=0)
-        must = sum(each.least for each in expected(self._history).values())
+        wanted = expected(self._history)
+        due_ms = max((MessageId.parse(each).due_ms for each in wanted), default=0)
+        must = sum(each.least for each in wanted.values())
         # What may not arrive would arrive at its time.
         time.sleep(max(0.0, due_ms / 1_000 - time.time()) + ARRIVAL_S)
         wait_until(lambda: self._arrived.count() >= must, timeout_s, 1.0)
@@ -172,10 +172,8 @@ class Clients:
                 if self._stopping.wait(random.uniform(0, 2 * ARRIVAL_S)):  # noqa: S311 (no secret)
                     return
                 kind = random.choice(list(Kind))  # noqa: S311 (no secret)
-                if kind is Kind.CANCEL:
-                    self._call(kind, identity, partial(self._cancel, identity))
-                elif kind is Kind.RESCHEDULE:
-                    self._call(kind, identity, partial(self._reschedule, identity))
+                if kind is not Kind.PRODUCE:
+                    self._call(kind, identity)
 
     def _produce(self, producer: Producer) -> str:
         def report(error: KafkaError | None, identity: str) -> None:
@@ -186,18 +184,18 @@ class Clients:
         producer.flush()
         return identity
 
-    def _cancel(self, identity: str) -> None:
-        cancel_and_confirm(identity, self._settings)
-
-    def _reschedule(self, identity: str) -> str:
-        return reschedule(identity, in_=_delay(), settings=self._settings)
-
-    def _call(self, kind: Kind, identity: str, call: Callable[[], str | None]) -> None:
-        begun_s = self._now_s()
+    def _call(self, kind: Kind, identity: str) -> None:
+        """Cancel or reschedule the message."""
+        begun_s, new_id = self._now_s(), None
         try:
-            self._note(kind, identity, begun_s, new_id=call())
+            if kind is Kind.CANCEL:
+                cancel_and_confirm(identity, self._settings)
+            else:
+                new_id = reschedule(identity, in_=_delay(), settings=self._settings)
         except DuetimeError as error:
             self._note(kind, identity, begun_s, error)
+        else:
+            self._note(kind, identity, begun_s, new_id=new_id)
 
     def _note(
         self,

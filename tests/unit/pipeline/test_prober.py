@@ -107,9 +107,9 @@ class Path:
         self.arrivals, self.now_s = ProbeArrivals(TIMEOUT_S), 0
 
     def passed(self, seconds, late_s=lambda _: 0):
-        """Whether it was stuck at any of the next seconds.
+        """Return True if the path was stuck at any of the next seconds.
 
-        `late_s` takes each probe's, and returns how much later it arrives; None is never.
+        `late_s` takes the due time of a probe and returns its lateness in seconds, or None: lost.
         """
         end_s, was_stuck = self.now_s + seconds, False
         arriving = defaultdict(list)

@@ -56,7 +56,7 @@ class Executor:
         return self.lease_ns(name) / 1e9
 
     def lease_ns(self, name):
-        """The same in whole nanoseconds, which no rounding makes later."""
+        """Return the same instant in nanoseconds, an exact number."""
         return int(self.properties[name]) - AHEAD_S * 10**9
 
 

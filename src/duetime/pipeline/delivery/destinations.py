@@ -184,27 +184,27 @@ class TopicMetadataCache:
         topics = {name: one for name, one in found.items() if one.error is None}
         self.partitions = {name: len(one.partitions) for name, one in topics.items()}
         described = self._topic_settings.refresh(topics, settings_timeout_s)
-        self._stuck = frozenset(
-            name
-            for name, known in described.items()
-            if name in topics and stuck_partitions(topics[name], known.min_insync)
-        )
-        now_s = time.monotonic()
-        return {
-            name: self._entry(name, topics[name], known, now_s)
+        stuck = {
+            name: stuck_partitions(topics[name], known.min_insync)
             for name, known in described.items()
             if name in topics
         }
+        self._stuck = frozenset(name for name, partitions in stuck.items() if partitions)
+        return {
+            name: self._entry(topics[name], described[name], partitions)
+            for name, partitions in stuck.items()
+        }
 
-    def _entry(self, topic: str, found: TopicMetadata, known: "TopicSettings", now_s: float) -> str:
+    def _entry(
+        self, found: TopicMetadata, known: "TopicSettings", stuck: "StuckPartitions | None"
+    ) -> str:
         if known.is_denied:
             return DENIED
-        trouble = self._troubles.get(topic, Trouble())
+        trouble, now_s = self._troubles.get(str(found.topic), Trouble()), time.monotonic()
         is_narrow = known.max_bytes is not None and known.max_bytes < self._max_bytes
         is_isolated = known.refuses_timestamps or now_s < trouble.isolated_until_s
         marks = COMPACTED * known.is_compacted + ISOLATED * is_isolated
         entry = f"{len(found.partitions)}:{known.max_bytes if is_narrow else ''}:{marks}"
-        stuck = stuck_partitions(found, known.min_insync)
         if now_s < trouble.held_until_s:
             stuck = StuckPartitions(Reason.NOT_ACKNOWLEDGED, frozenset(found.partitions))
         if not stuck:
