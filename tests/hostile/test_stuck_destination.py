@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 from tests.support.clocks import eventually
-from tests.support.live import LATE_MS, await_first_messages, led, now_ms, with_topics
+from tests.support.live import await_first_messages, led, now_ms, with_topics
 from tests.support.topics import configure
 
 from duetime.client.producer import Producer
@@ -18,6 +18,9 @@ WAYS_S = (0, 1.5, 8)
 
 #: Settings under which a broker refuses every timestamp that is not of its own millisecond.
 REFUSING = {"message.timestamp.type": "CreateTime", "message.timestamp.before.max.ms": "0"}
+
+#: How late others may be, in ms: a query that rests after a failure does not start again sooner.
+LATE_MS = 10_000
 
 #: Longer than a broker takes records of a topic that it was told to delete.
 SEEN_MS = 1_000

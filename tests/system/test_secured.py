@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -27,6 +28,9 @@ from duetime.local.process import HOST, free_port
 pytestmark = pytest.mark.timeout(1_200)
 
 USER, PASSWORD = "duetime", 's"e\\cret'
+
+#: A query that fails a second time does not start again sooner, in ms.
+RECOVERY_MS = 10_000
 
 #: How the broker's other listener is reached, where everything is allowed.
 PLAIN = {"security_protocol": "PLAINTEXT", "ssl_ca": None}
@@ -80,16 +84,21 @@ def settings(secured, tmp_path):
     )
 
 
+def right(topic, operation, kind=AclBinding):
+    """The rule that duetime's user may do this with the topic, or what finds it."""
+    place = ResourceType.TOPIC, topic, ResourcePatternType.LITERAL
+    return kind(*place, f"User:{USER}", "*", operation, AclPermissionType.ALLOW)
+
+
+def administrator(secured):
+    """A client that may give rights: one without a password has all of them."""
+    return AdminClient({"bootstrap.servers": secured[0]})
+
+
 def topic_with_rights(live, secured, *operations):
     """A destination with which duetime's user may do this, and no more."""
-    # Only who has all rights may give some: who came in without a password.
-    admin = AdminClient({"bootstrap.servers": secured[0]})
-    name = f"to_{uuid.uuid4().hex[:8]}"
-    user, anywhere = f"User:{USER}", "*"
-    place = ResourceType.TOPIC, name, ResourcePatternType.LITERAL
-    for created in admin.create_acls(
-        [AclBinding(*place, user, anywhere, each, AclPermissionType.ALLOW) for each in operations]
-    ).values():
+    admin, name = administrator(secured), f"to_{uuid.uuid4().hex[:8]}"
+    for created in admin.create_acls([right(name, each) for each in operations]).values():
         created.result()
     for created in admin.create_topics([NewTopic(name, num_partitions=1)]).values():
         created.result()
@@ -116,6 +125,42 @@ def test_messages_to_a_topic_that_forbids_writing_become_dead_letters(secured, s
     assert {each.id for each in letters} == refused
     assert {each.by_name["due-error"] for each in letters} == {b"not-authorised"}
     assert {each.by_name["due-attempts"] for each in letters} == {b"2"}
+    live.close()
+
+
+@pytest.mark.hostile
+@pytest.mark.slow
+def test_a_right_that_is_taken_fails_two_sinks_at_most_and_delays_others_once(
+    secured, settings, capfd
+):
+    from duetime.client import Producer as Client  # noqa: PLC0415 (another Producer is in conftest)
+
+    create_topics(settings)
+    live = Live(settings)
+    topic = live.topic()
+    write = AclOperation.WRITE
+    theirs = topic_with_rights(live, secured, AclOperation.DESCRIBE, AclOperation.READ, write)
+    ends = live.inbox(theirs, live.names.dead_letter)
+    with duetime_process(settings), Client(settings) as client:
+        await_first_messages(live)
+        step = timedelta(milliseconds=50)
+        ids = {client.produce(topic, "x", in_=each * step) for each in range(400)}
+        given = {client.produce(theirs, "x", in_=each * step) for each in range(400)}
+        client.flush()
+        ends.until(lambda: len(ends.arrived) > 50, "the first")
+        admin = administrator(secured)
+        for taken in admin.delete_acls([right(theirs, write, AclBindingFilter)]).values():
+            assert taken.result()
+        arrived = live.inbox(topic).take(400)
+        ended = ends.take(400)
+    letters = [each for each in ended if each.topic != theirs]
+    assert {each.id for each in arrived} == ids
+    assert {each.id for each in ended} == given
+    assert letters
+    # The broker says so first, and the topic's description later.
+    assert all(b"uthoriz" in each.by_name["due-error-detail"] for each in letters)
+    assert max(each.late_ms for each in arrived) < RECOVERY_MS
+    assert capfd.readouterr().err.count("query failed") <= 2
     live.close()
 
 

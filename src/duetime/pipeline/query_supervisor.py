@@ -5,6 +5,10 @@ record, when a topic that it reads was created again, and when one has more part
 query rests until no record of it is in flight, and longer after each further failure; the others go
 on meanwhile. After a refusal, which is an answer, it does not rest, and after the end of an
 executor only until that one can send nothing more.
+
+A producer gives up a record after a refusal, or without an answer. Which it was, the query learns
+with its next record from the same partition, and fails. One that has none delivers to all others
+until the record can no longer be written.
 """
 
 import logging
@@ -29,8 +33,15 @@ log = logging.getLogger(__name__)
 #: Shortest and longest rest of a query that fails, in ms; doubled with each failure.
 RESTART_MS, MAX_RESTART_MS = int(RETRY_PAUSE_S * 1_000), 30_000
 
+#: How long a query runs on after its producer has given up records, in seconds: since the last
+#: one, which cannot be written any more then, and since the first.
+UNANSWERED_S, MAX_UNANSWERED_S = RETRY_PAUSE_S, 3 * RETRY_PAUSE_S
+
 #: Restarts without a long rest: if more are needed, refusals or executors are not the cause.
 MAX_QUICK_RESTARTS = 3
+
+#: The error of a query whose producer has given up records.
+NOT_DELIVERED = DuetimeError("records could not be delivered in time")
 
 #: Interval between checks of the queries that run, while others are being started, in seconds.
 CHECK_INTERVAL_S = 1.0
@@ -40,6 +51,26 @@ STOP_TIMEOUT_S = 5.0
 
 #: A query that has run this long has recovered from its failures, in seconds.
 RECOVERED_S = 60.0
+
+
+@dataclass(slots=True)
+class GivenUp:
+    """The records that a running query's producer has given up; seconds of the monotonic clock."""
+
+    count: int
+    first_s: float
+    last_s: float
+    #: How many destinations are isolated for them.
+    blamed: int = 0
+
+    def is_settled(self) -> bool:
+        """Return whether none of them can be written any more."""
+        return time.monotonic() - self.last_s >= UNANSWERED_S
+
+    def is_awaited(self) -> bool:
+        """Return whether the query runs on: it may yet learn the broker's answer."""
+        return not self.is_settled() and time.monotonic() - self.first_s < MAX_UNANSWERED_S
+
 
 #: Called with each query that is healthy, and its name.
 OnHealthy = Callable[[str, StreamingQuery], None]
@@ -56,7 +87,9 @@ class SupervisedQuery:
     started_s: float = 0.0
     failures: int = 0
     #: How many records its producer had given up when it was started.
-    given_up: int = 0
+    given_up_before: int = 0
+    #: Those since then; None where there are none.
+    given_up: GivenUp | None = None
     #: How many partitions each topic had when the query was started, of those that may get more.
     partitions: dict[str, int] = field(default_factory=dict)
     #: When it is started again, by the monotonic clock; None while it runs.
@@ -149,19 +182,32 @@ class QuerySupervisor:
             if each.restart_s is not None:
                 if each.restart_s <= time.monotonic():
                     self._start_soon(each)
-            elif each.query and (error := each.query.exception()):
-                self._fail(each, error)
-            elif each.query and self._given_up(each.name) > each.given_up:
-                _stop(each.query)
-                self._fail(each, DuetimeError("records could not be delivered in time"))
-            elif each.query and each.name in recreated:
-                _stop(each.query)
-                topic = recreated[each.name]
-                self._fail(each, DuetimeError(f"topic {topic} was created again while it was read"))
-            elif each.query and self._has_more_partitions(each):
-                each.starting = self._pool.submit(self._restart, each)
             elif each.query:
-                on_healthy(each.name, each.query)
+                self._check(each, each.query, recreated.get(each.name), on_healthy)
+
+    def _check(
+        self,
+        query: SupervisedQuery,
+        running: StreamingQuery,
+        recreated: str | None,
+        on_healthy: OnHealthy,
+    ) -> None:
+        """Check a query that runs, of whose topics one may be `recreated`."""
+        if error := running.exception():
+            self._fail(query, error)
+        elif recreated:
+            _stop(running)
+            self._fail(
+                query, DuetimeError(f"topic {recreated} was created again while it was read")
+            )
+        elif given_up := self._new_given_up(query):
+            if not given_up.is_awaited():
+                _stop(running)
+                self._fail(query, NOT_DELIVERED)
+        elif self._has_more_partitions(query):
+            query.starting = self._pool.submit(self._restart, query)
+        else:
+            on_healthy(query.name, running)
 
     def stop(self) -> None:
         """Stop the queries, and wait until they are."""
@@ -182,7 +228,7 @@ class QuerySupervisor:
                 self._drain(query.name)
             # It may have failed for a topic that has changed.
             self._refresh()
-            query.given_up = self._given_up(query.name)
+            query.given_up_before, query.given_up = self._given_up(query.name), None
             query.partitions = dict(self._partitions(query.name))
             query.query = query.start()
         except Exception as error:  # noqa: BLE001 (whatever it was, it is tried again)
@@ -192,16 +238,28 @@ class QuerySupervisor:
                 # `stop` may have timed out.
                 _stop(query.query)
 
+    def _new_given_up(self, query: SupervisedQuery) -> GivenUp | None:
+        """Return what its producer has given up since its start; isolate the destinations."""
+        count, now_s = self._given_up(query.name), time.monotonic()
+        if count > (query.given_up.count if query.given_up else query.given_up_before):
+            query.given_up = query.given_up or GivenUp(count, now_s, now_s)
+            query.given_up.count, query.given_up.last_s = count, now_s
+            query.given_up.blamed += self._blame(query.name, NOT_DELIVERED)
+        return query.given_up
+
     def _fail(self, query: SupervisedQuery, error: Exception) -> None:
         """Plan a restart, after a rest that the other queries do not make."""
-        # A record that was given up without an answer may still be written: only the query's own
-        # error says that it was refused.
+        # A record that was given up without an answer may still be written for a while: only the
+        # query's own error says that it was refused.
         is_answer = not isinstance(error, DuetimeError) and "Expiring" not in str(error)
-        is_refused = self._blame(query.name, error) > 0 and is_answer
+        given_up, blamed = query.given_up, self._blame(query.name, error)
+        if given_up:
+            blamed += given_up.blamed
+            is_answer = is_answer or (error is NOT_DELIVERED and given_up.is_settled())
         if time.monotonic() - query.started_s > RECOVERED_S:
             query.failures = 0
         is_ended = is_executor_ended(error)
-        is_quick = (is_refused or is_ended) and query.failures < MAX_QUICK_RESTARTS
+        is_quick = (is_ended or (blamed > 0 and is_answer)) and query.failures < MAX_QUICK_RESTARTS
         query.failures += 1
         rest_s = doubled_ms(query.failures, RESTART_MS, MAX_RESTART_MS) / 1_000
         if is_quick:

@@ -1,6 +1,7 @@
 """Query supervisor: metrics before the first failure, and restarts."""
 
 import time
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ from prometheus_client import REGISTRY
 from tests.support.clocks import eventually
 
 from duetime.client.status import RUNS
+from duetime.pipeline import query_supervisor
 from duetime.pipeline.query_supervisor import MAX_QUICK_RESTARTS, QuerySupervisor
 
 #: What happens to queries that never fail.
@@ -130,8 +132,32 @@ def test_query_rests_unless_a_destination_has_refused_a_record(blamed, error, re
     assert Failing(blamed, Exception(error)).restarts() == restarts
 
 
-def test_query_rests_after_records_were_given_up():
-    """Whether they were refused or not answered is not known."""
-    query = Failing(1, None)
-    query.queries._given_up = lambda _: 1
+@pytest.mark.parametrize(("blamed", "restarts"), [(1, MAX_QUICK_RESTARTS), (0, 0)])
+def test_query_runs_on_until_what_was_given_up_cannot_be_written(monkeypatch, blamed, restarts):
+    """It delivers to others meanwhile, and needs no rest then, unless it is an outage."""
+    query, given_up = Failing(blamed, None), count(1)
+    query.queries._given_up = lambda _: next(given_up)
+    query.queries.supervise(lambda *_: None)
+    assert query.queries.status() == {"lanes": RUNS}
+
+    monkeypatch.setattr(query_supervisor, "UNANSWERED_S", 0.0)
+    assert query.restarts() == restarts
+
+
+def test_query_rests_when_ever_more_records_are_given_up(monkeypatch):
+    query, given_up = Failing(1, None), count(1)
+    query.queries._given_up = lambda _: next(given_up)
+    monkeypatch.setattr(query_supervisor, "MAX_UNANSWERED_S", 0.0)
     assert query.restarts() == 0
+
+
+def test_query_that_learns_of_a_refusal_later_does_not_rest():
+    """Its destination was isolated when the record was given up."""
+    query, blamed = Failing(0, None), iter([1])
+    query.queries._given_up = lambda _: 1
+    query.queries._blame = lambda *_: next(blamed, 0)
+    query.queries.supervise(lambda *_: None)
+    query.error = Exception("TopicAuthorizationException")
+    query.queries.supervise(lambda *_: None)
+    assert query.queries.status() == {"lanes": "failed 1 times, restarts in 0 s"}
+    query.queries.stop()
