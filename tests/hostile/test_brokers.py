@@ -5,7 +5,7 @@ import subprocess
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
@@ -13,19 +13,24 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support.clocks import eventually
-from tests.support.live import Live, await_first_messages
+from tests.support.live import Live, await_first_messages, scraped
 from tests.support.processes import complete, logs, running
 from tests.support.topics import small_settings
 
 from duetime.bench.chaos import duetime_process
 from duetime.client.producer import Producer
+from duetime.client.status import status
+from duetime.core.clock import SystemClock
+from duetime.core.leadership import IS_WARM
 from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
 from duetime.kafka.admin import create_topics
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.descriptions import describe_topic_ids
+from duetime.kafka.heartbeats import MemberReader
 from duetime.local.broker import ROOM_MIB, LocalBroker, new_cluster_id
 from duetime.local.process import free_port
+from duetime.local.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(1_200)
 
@@ -35,6 +40,12 @@ PATIENCE_S = 120.0
 FAR = timedelta(seconds=40)
 
 BROKERS = 3
+
+#: A pipeline that soon misses its probes.
+PROBED = {"DUETIME_PROBES": "true", "DUETIME_PROBE_TIMEOUT_SECONDS": "20"}
+
+#: How many probes through the lanes a leader has seen arrive.
+PROBES_SEEN = "duetime_lateness_seconds_count", "", "lanes"
 
 #: Clients, of which some have chosen the broker that dies.
 ADMINS = 12
@@ -130,8 +141,11 @@ def test_a_disk_that_is_full_for_a_while_loses_and_doubles_nothing(tmp_path):
 
 
 @contextmanager
-def three_brokers(directory, properties=MappingProxyType({}), first=MappingProxyType({})):
-    """Three nodes of one cluster, each broker and controller; `first` is for the first alone."""
+def three_brokers(directory, properties=MappingProxyType({}), first=MappingProxyType({}), doors=()):
+    """Three nodes of one cluster, each broker and controller; `first` is for the first alone.
+
+    Through `doors`, a port and a proxy to it for each, clients reach them, too.
+    """
     names = range(1, BROKERS + 1)
     ports = {name: (free_port(), free_port()) for name in names}
     voters = ",".join(f"{name}@127.0.0.1:{ports[name][1]}" for name in names)
@@ -147,7 +161,8 @@ def three_brokers(directory, properties=MappingProxyType({}), first=MappingProxy
                 "node.id": str(name),
                 "controller.quorum.voters": voters,
                 "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{to_others}",
-            },
+            }
+            | (by_door(port, to_others, *doors[name - 1]) if doors else {}),
             cluster_id,
         )
         for name, (port, to_others) in ports.items()
@@ -159,6 +174,71 @@ def three_brokers(directory, properties=MappingProxyType({}), first=MappingProxy
         with ThreadPoolExecutor() as pool:
             list(pool.map(LocalBroker.start, brokers))
         yield brokers
+
+
+def by_door(port, to_others, inside, proxy):
+    """A broker's properties for another listener, which clients reach by the proxy."""
+    own = f"PLAINTEXT://127.0.0.1:{port}"
+    return {
+        "listeners": f"{own},DOOR://127.0.0.1:{inside},CONTROLLER://127.0.0.1:{to_others}",
+        "advertised.listeners": f"{own},DOOR://127.0.0.1:{proxy.port}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,DOOR:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": "PLAINTEXT",
+    }
+
+
+def leader_of(settings, topic):
+    """The broker that leads the only partition of this topic."""
+    found = AdminClient(librdkafka_properties(settings)).list_topics(topic, timeout=30)
+    return found.topics[topic].partitions[0].leader
+
+
+def test_a_leader_out_of_reach_of_one_broker_gives_way(tmp_path):
+    """Its heartbeats reach the others, so it keeps its lease; a third of the lanes stands still."""
+    insides = [free_port() for _ in range(BROKERS)]
+    with ExitStack() as closed:
+        doors = [(each, closed.enter_context(Proxy(each))) for each in insides]
+        brokers = closed.enter_context(three_brokers(tmp_path, doors=doors))
+        bootstrap = ",".join(each.bootstrap for each in brokers)
+        live = closed.enter_context(cluster(bootstrap, tmp_path, replication_factor=BROKERS))
+        by_doors = ",".join(f"127.0.0.1:{proxy.port}" for _, proxy in doors)
+        ports, pids = (free_port(), free_port()), []
+        for each, port in zip((by_doors, bootstrap), ports, strict=True):
+            own = PROBED | {"DUETIME_BOOTSTRAP": each, "DUETIME_METRICS_PORT": str(port)}
+            pids.append(closed.enter_context(running(live, tmp_path, **own)).pid)
+            eventually(lambda: status(live.settings, SystemClock()).leader)
+        wait_for_warm_standby(live, pids[0])
+        # A leader that has never delivered gives way to none.
+        eventually(lambda: scraped(ports[0]).get(PROBES_SEEN, 0) > 0, "the first probe")
+        client = closed.enter_context(Producer(live.settings))
+        topic = live.topic(partitions=3)
+        inbox = live.inbox_when_there(topic, partitions=3)
+        ids = schedule(client, topic, 600, over_s=20)
+        inbox.until(lambda: len(inbox.arrived) > 50, "the first")
+        heartbeats = {
+            leader_of(live.settings, each) for each in (live.names.leader, "__transaction_state")
+        }
+        cut = min({1, 2, 3} - heartbeats)
+        doors[cut - 1][1].cut()
+        ids |= schedule(client, topic, 300, over_s=10)
+        eventually(lambda: leads(live, pids[1]), "the lead of the standby")
+        complete(live, topic, inbox, ids)
+
+
+def leads(live, pid):
+    return status(live.settings, SystemClock()).leader.endswith(f":{pid}")
+
+
+def wait_for_warm_standby(live, leader):
+    """Wait until another process would lead at once if this one did not."""
+    assert leads(live, leader)
+    with closing(MemberReader(live.settings)) as reader:
+
+        def is_warm():
+            _, standbys = reader.read(SystemClock().now_ms())
+            return any(each.status.get(IS_WARM) for each in standbys)
+
+        eventually(is_warm, "a warm standby")
 
 
 def test_when_one_of_three_brokers_goes_away_each_message_comes_once(tmp_path):

@@ -23,8 +23,8 @@ QUEUE_KEYS = {
     *("redelivery_lateness_p50_ms", "redelivery_lateness_p99_ms"),
 }
 
-#: A sink that fails is not repeated sooner, in ms.
-RECOVERY_MS = 10_000
+#: How late a message may be, at most, beside a destination that takes nothing, in ms.
+STUCK_MAX_MS = 1_500
 
 
 def bench(broker, *arguments):
@@ -76,7 +76,12 @@ def test_a_kill_under_load_neither_loses_nor_duplicates(broker):
 
 @pytest.mark.hostile
 @pytest.mark.parametrize(
-    ("mode", "reason"), [("leaderless", "no_leader"), ("missing", "unknown_topic")]
+    ("mode", "reason"),
+    [
+        ("leaderless", "no_leader"),
+        ("missing", "unknown_topic"),
+        ("refusing", "refused_by_broker"),
+    ],
 )
 def test_a_destination_that_takes_nothing_delays_no_other(mode, reason):
     """On brokers of its own. The stuck messages are due at once, in lanes and in the wheel."""
@@ -84,9 +89,10 @@ def test_a_destination_that_takes_nothing_delays_no_other(mode, reason):
     found = run("bench", "lateness", "--stuck", mode, *load)
     assert (found["sent"], found["delivered"]) == (4_000, 4_000)
     assert (found["lost"], found["duplicated"], found["early"]) == (0, 0, 0)
-    assert found["max_ms"] < RECOVERY_MS
-    assert found["stuck_sent"] > 0
-    assert (found["stuck_dead"], found[f"stuck_{reason}"]) == (found["stuck_sent"],) * 2
+    assert found["max_ms"] < STUCK_MAX_MS
+    assert found["stuck_dead"] == found[f"stuck_{reason}"] > 0
+    # A broker that refuses timestamps takes one of its own millisecond.
+    assert found["stuck_dead"] + found["stuck_delivered"] == found["stuck_sent"]
 
 
 @pytest.mark.hostile

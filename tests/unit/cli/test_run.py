@@ -9,15 +9,16 @@ import pytest
 from duetime.cli import run
 from duetime.cli.logs import begin_log
 from duetime.cli.run import PipelineThread, interruptible
-from duetime.core.errors import ConfigError, DuetimeError
+from duetime.core.errors import ConfigError, DuetimeError, LeaderStuck
 
 
 class Waiting:
     """A pipeline that only waits."""
 
-    def __init__(self, *, fails=None, stuck=False, stop_s=0):
+    def __init__(self, *, fails=None, gives_way=None, stuck=False, stop_s=0):
         self.calls = []
         self._fails = fails
+        self._gives_way = gives_way
         self._stuck = stuck
         self._stop_s = stop_s
         self._stopping = threading.Event()
@@ -28,6 +29,8 @@ class Waiting:
             raise self._fails
 
     def watch(self):
+        if self._gives_way:
+            raise self._gives_way
         self._stopping.wait()
         if self._stuck:
             threading.Event().wait()
@@ -55,6 +58,17 @@ def test_leaving_the_block_stops_the_pipeline(ended):
         running.wait_until_ready()
 
     assert pipeline.calls == ["start", "stop"]
+    assert ended == [False]
+
+
+def test_a_leader_that_gives_way_ends_as_by_a_crash(ended):
+    """What does not deliver may not stop either."""
+    pipeline = Waiting(gives_way=LeaderStuck("not delivered"))
+
+    with pytest.raises(LeaderStuck, match="not delivered"), PipelineThread(pipeline) as running:
+        running.wait()
+
+    assert pipeline.calls == ["start"]
     assert ended == [False]
 
 

@@ -1,0 +1,38 @@
+"""Pipeline: when a leader gives way. Nothing is delivered."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from duetime.core.errors import LeaderStuck
+from duetime.core.settings import Settings
+from duetime.pipeline.service import Pipeline
+
+
+@pytest.fixture
+def pipeline():
+    """One that leads, beside a standby that is warm."""
+    found = Pipeline(Settings(checkpoint="file:///nowhere", probe_timeout_seconds=90))
+    found._leader = SimpleNamespace(stuck_path=None)
+    found._election = SimpleNamespace(has_standby=True)
+    return found
+
+
+def test_a_leader_that_delivers_goes_on(pipeline):
+    pipeline._require_delivery()
+
+
+def test_a_leader_that_does_not_deliver_gives_way_and_says_where_to_look(pipeline):
+    pipeline._leader.stuck_path = "lanes"
+    with pytest.raises(LeaderStuck, match=r"through the lanes .* for 90 s.* disk.* broker"):
+        pipeline._require_delivery()
+
+
+def test_a_leader_that_does_not_deliver_goes_on_without_a_standby(pipeline):
+    pipeline._leader.stuck_path, pipeline._election.has_standby = "store", False
+    pipeline._require_delivery()
+
+
+def test_a_standby_gives_way_to_none(pipeline):
+    pipeline._leader = None
+    pipeline._require_delivery()
