@@ -41,7 +41,7 @@ from duetime.pipeline.intake.query import Intake, intake_recovery
 from duetime.pipeline.intake.starting_point import IntakeStart
 from duetime.pipeline.lanes import lane_recovery, lane_rows
 from duetime.pipeline.recovery.checkpoint import Checkpoints
-from duetime.pipeline.recovery.progress import ProgressKeeper
+from duetime.pipeline.recovery.progress import ProgressKeeper, Reached
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.redelivery.tracker import WakeUpTimer, tracked, tracked_topics
 from duetime.pipeline.retries import retry_handler
@@ -163,9 +163,10 @@ class QueryFactory:
 
     def _start_lanes(self) -> StreamingQuery:
         settings, topics = self._settings, [self._names.lanes]
-        self._checkpoints.open(LANES, topics)
+        reached = self._progress.reached(LANES, topics)
+        self._checkpoints.open(LANES, topics, lost=reached.lost)
         recovery = lane_recovery(settings, self._delivery_logs[None])
-        rows, reached = partial(lane_rows, settings=settings), self._progress.reached(LANES, topics)
+        rows = partial(lane_rows, settings=settings)
         return self._start_real_time(LANES, topics, rows, recovery, reached=reached)
 
     def _start_intake(self) -> StreamingQuery:
@@ -177,15 +178,15 @@ class QueryFactory:
     def _start_transactional_intake(self) -> StreamingQuery:
         topics = [self._names.transactional]
         # Only duetime reads this topic: no other service has delivered its records.
-        self._checkpoints.open(INTAKE_TX, topics)
         reached = self._progress.reached(INTAKE_TX, topics)
+        self._checkpoints.open(INTAKE_TX, topics, lost=reached.lost)
         return self._take_in(INTAKE_TX, topics, reached, committed_only=True)
 
     def _take_in(
         self,
         name: str,
         topics: Sequence[str],
-        reached: Mapping[Partition, int],
+        reached: Reached,
         *,
         committed_only: bool = False,
         starting: Mapping[Partition, int] | None = None,
@@ -220,7 +221,7 @@ class QueryFactory:
         sink: Settings | None = None,
         committed_only: bool = False,
         starting: Mapping[Partition, int] | None = None,
-        reached: Mapping[Partition, int] | None = None,
+        reached: Reached | None = None,
     ) -> StreamingQuery:
         """Start a query once `recovery` has handled what it had in flight.
 
@@ -240,7 +241,7 @@ class QueryFactory:
         starts = self._offsets.starts(places)
         if reached is not None:
             # Lanes are deleted up to their progress, and real time begins at no deleted record.
-            self._checkpoints.advance(name, reached, starts)
+            self._checkpoints.advance(name, reached.offsets, starts)
         # Only if there can be anything: it takes seconds.
         if starts != self._offsets.ends(places):
             started_s = time.monotonic()

@@ -106,7 +106,8 @@ class Kafka:
         return {
             place
             for place, at in positions.items()
-            if sum(epoch <= at.leader_epoch for *_, epoch in self.log(place).records) < at.offset
+            if self.log(place).start < at.offset
+            and sum(epoch <= at.leader_epoch for *_, epoch in self.log(place).records) < at.offset
         }
 
     def delete_before(self, offsets):
