@@ -253,13 +253,13 @@ class QuerySupervisor:
         # query's own error says that it was refused.
         is_answer = not isinstance(error, DuetimeError) and "Expiring" not in str(error)
         given_up, blamed = query.given_up, self._blame(query.name, error)
-        if given_up:
-            blamed += given_up.blamed
-            is_answer = is_answer or (error is NOT_DELIVERED and given_up.is_settled())
+        blamed += given_up.blamed if given_up else 0
+        is_settled = error is NOT_DELIVERED and given_up is not None and given_up.is_settled()
         if time.monotonic() - query.started_s > RECOVERED_S:
             query.failures = 0
         is_ended = is_executor_ended(error)
-        is_quick = (is_ended or (blamed > 0 and is_answer)) and query.failures < MAX_QUICK_RESTARTS
+        is_safe = is_ended or is_settled or (blamed > 0 and is_answer)
+        is_quick = is_safe and query.failures < MAX_QUICK_RESTARTS
         query.failures += 1
         rest_s = doubled_ms(query.failures, RESTART_MS, MAX_RESTART_MS) / 1_000
         if is_quick:

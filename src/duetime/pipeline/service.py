@@ -151,7 +151,13 @@ class Pipeline:
             # Only this cluster has to answer now.
             cache.start(wait=cluster is None)
             self._to_stop.callback(cache.close)
-            written = DeliveryLog(self.spark, self._settings, cluster=cluster, deletion_guard=guard)
+            written = DeliveryLog(
+                self.spark,
+                self._settings,
+                cluster=cluster,
+                deletion_guard=guard,
+                stuck_partitions=cache.stuck_partitions,
+            )
             self._to_stop.callback(written.close)
             destinations[cluster], delivery_logs[cluster] = cache, written
         require_slots(self.spark, self._needed_slots(destinations[None].partitions))

@@ -121,8 +121,8 @@ class TopicMetadataCache:
         self._published: dict[str, str] = {}
         #: The number of partitions of each topic. Replaced by each refresh, never changed.
         self.partitions: Mapping[str, int] = {}
-        #: The topics with partitions that take no records. Replaced, too.
-        self._stuck: frozenset[str] = frozenset()
+        #: The partitions of each topic that take no records. Replaced, too.
+        self._stuck: Mapping[str, StuckPartitions] = {}
         self._topic_settings = TopicSettingsCache(self._admin)
         self._troubles: dict[str, Trouble] = {}
         #: The last request was not answered, which is logged.
@@ -189,7 +189,7 @@ class TopicMetadataCache:
             for name, known in described.items()
             if name in topics
         }
-        self._stuck = frozenset(name for name, partitions in stuck.items() if partitions)
+        self._stuck = {name: partitions for name, partitions in stuck.items() if partitions}
         return {
             name: self._entry(topics[name], described[name], partitions)
             for name, partitions in stuck.items()
@@ -283,6 +283,11 @@ class TopicMetadataCache:
         """
         is_unknown = self._published.get(topic, UNKNOWN) in (UNKNOWN, DENIED)
         return is_unknown or topic in self._stuck
+
+    def stuck_partitions(self, topic: str) -> frozenset[int]:
+        """Return the topic's partitions without a leader, or with too few replicas in sync."""
+        stuck = self._stuck.get(topic)
+        return stuck.partitions if stuck else frozenset()
 
     def knows(self, topic: str) -> bool:
         """Return whether the cluster had the topic at the last refresh."""

@@ -7,7 +7,7 @@ records. A scan first waits until readers are shown all records that the partiti
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -42,6 +42,9 @@ VISIBLE_TIMEOUT_S = 60.0
 
 #: Interval between checks whether it has them, in seconds; and whether leaders still have them.
 VISIBLE_INTERVAL_S, RENEW_INTERVAL_S = 0.5, 5.0
+
+#: Time limit for a destination that is known to have no leader, in seconds: one may be elected.
+STUCK_TIMEOUT_S = 2.0
 
 #: Topics that are described at a time.
 MAX_REQUESTS = 32
@@ -116,10 +119,15 @@ class DeliveryLog:
         *,
         cluster: str | None = None,
         deletion_guard: DeletionGuard | None = None,
+        stuck_partitions: Callable[[str], Collection[int]] = lambda _: (),
     ) -> None:
-        """The store that deletes records of these topics shares the `deletion_guard`."""
+        """The store that deletes records of these topics shares the `deletion_guard`.
+
+        `stuck_partitions` returns which of a topic have no leader, or too few replicas in sync.
+        """
         self.settings, self.cluster = settings, cluster
         self._spark, self._deletion_guard = spark, deletion_guard or DeletionGuard()
+        self._stuck_partitions = stuck_partitions
         self._names = TopicNames(settings)
         self._has_transactions = settings.transactional_delivery
         self._progress = hop_rank(settings).alias("progress")
@@ -152,7 +160,7 @@ class DeliveryLog:
         """Scan these destinations, and those of earlier scans. Warns of those it cannot read."""
         at = self._there
         ends = self._ends(at, topics)
-        for topic, _ in self._await_replicas(at, ends, cache):
+        for topic, _ in self._await_replicas(at, ends, cache, self._is_stuck):
             self._warn(topic, "it has records that its replicas lack")
         if self._is_transactional(at):
             # Records of an aborted transaction are not delivered.
@@ -183,6 +191,10 @@ class DeliveryLog:
         for offsets in {self._here.offsets, self._there.offsets}:
             offsets.close()
 
+    def _is_stuck(self, place: Partition) -> bool:
+        topic, partition = place
+        return partition in self._stuck_partitions(topic)
+
     def _ends(self, at: ScannedCluster, topics: Sequence[str]) -> dict[Partition, int]:
         """Return where the partitions end of those topics that duetime may read."""
         # All at once: each may wait for a leader.
@@ -193,8 +205,9 @@ class DeliveryLog:
     def _readable(self, at: ScannedCluster, topic: str) -> list[Partition]:
         # Without a leader of an internal topic a query waits; a destination holds up none.
         all_led = topic not in self._internal_topics
+        timeout_s = STUCK_TIMEOUT_S if self._stuck_partitions(topic) else TIMEOUT_S
         # One that could not be read the last time is not waited for again.
-        timeout_s = 0.0 if topic in self._unreadable else TIMEOUT_S
+        timeout_s = 0.0 if topic in self._unreadable else timeout_s
         try:
             found = at.offsets.readable_partitions(topic, all_led=all_led, timeout_s=timeout_s)
         except Unreadable as error:
@@ -205,11 +218,16 @@ class DeliveryLog:
         return found
 
     def _await_replicas(
-        self, at: ScannedCluster, ends: dict[Partition, int], cache: IdCache
+        self,
+        at: ScannedCluster,
+        ends: dict[Partition, int],
+        cache: IdCache,
+        is_hopeless: Callable[[Partition], bool] = lambda _: False,
     ) -> list[Partition]:
         """Wait until readers are shown all that leaders have by now, and move `ends` there.
 
-        Returns the partitions where that takes too long. Partitions that were scanned before are
+        Returns the partitions where that takes too long, or `is_hopeless`: a leader shows nothing
+        new while it has too few replicas in sync (KIP-966). Partitions that were scanned before are
         not waited for: this process has sent the records since then, and they are acknowledged.
         """
         new = [place for place in ends if place not in cache.ends]
@@ -219,7 +237,7 @@ class DeliveryLog:
         until_s = time.monotonic() + VISIBLE_TIMEOUT_S
         renew_s = time.monotonic() + RENEW_INTERVAL_S
         while behind := [place for place in logs if ends[place] < logs[place]]:
-            if time.monotonic() > until_s:
+            if time.monotonic() > until_s or all(map(is_hopeless, behind)):
                 break
             log.info("waiting for replicas partitions=%d", len(behind))
             time.sleep(VISIBLE_INTERVAL_S)
