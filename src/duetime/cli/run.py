@@ -164,7 +164,8 @@ def run(  # noqa: PLR0913 (an option each)
             _run_pipeline(
                 settings, lambda: log.info("ready kafka=%s", settings.bootstrap), is_fenced=True
             )
-        except (LeaderPaused, LeaderStuck) as error:
+        except (KafkaError, LeaderPaused, LeaderStuck) as error:
+            # Kafka has answered before: it is an outage.
             if is_submitted():
                 raise
             log.warning("%s: restarting", error)
