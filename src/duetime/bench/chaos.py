@@ -89,12 +89,17 @@ def crash(  # noqa: PLR0913 (the options of a command)
             waits = list(_pipeline_lives(settings, arrived, lives_s))
         with duetime_process(settings):
             waits.append(_next_arrival(arrived, TIMEOUT_S))
-            counts = count()
-            history, stories = clients.judged(TIMEOUT_S)
+            counts, history = count(), _judged(clients)
+    recovery = _spread("recovery_s", list(recoveries(waits)))
+    return {"kills": kills, **counts, **recovery, "history": history}
+
+
+def _judged(clients: Clients) -> Figures:
+    """Return the verdict on the clients' history, and show each violation."""
+    figures, stories = clients.judged(TIMEOUT_S)
     for each in stories:
         progress(each)
-    found = {"kills": kills, **counts, **_spread("recovery_s", list(recoveries(waits)))}
-    return found | {"history": history}
+    return figures
 
 
 def _spread(name: str, values_s: list[float]) -> Figures:
@@ -153,6 +158,7 @@ def failover(kafka: str | None, *, times: int, rate: float, pause: str, cut: str
         pipelines = _Pipelines(stack, settings, proxies, is_paused=bool(pause_s))
         _leader_pid(settings)
         arrived, count = stack.enter_context(_load(settings, "failover", rate, seconds))
+        clients = stack.enter_context(Clients(settings).running())
         for number in range(1, times + 1):
             leader = _leader_pid(settings)
             # By then, work that pipelines repeat every few seconds has begun.
@@ -166,8 +172,8 @@ def failover(kafka: str | None, *, times: int, rate: float, pause: str, cut: str
             progress(f"takeover {number} of {times} after {takeovers_s[-1]:.1f} s")
             time.sleep(max(0.0, begun_s + pause_s + cut_s - time.monotonic()))
             pipelines.end_outage(leader)
-        counts = count()
-    return {"times": times, **counts, **_spread("takeover_s", takeovers_s)}
+        counts, history = count(), _judged(clients)
+    return {"times": times, **counts, **_spread("takeover_s", takeovers_s), "history": history}
 
 
 class _Pipelines:

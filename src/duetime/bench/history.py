@@ -2,23 +2,26 @@
 
     answer to the client    the message is delivered
     produced                once
+    scheduled               once at each run, those that were missed included
     cancelled               never
     not cancelled           at most once: a cancel that is too late may count after a kill
     rescheduled             once at the new time, and at most once at the old one
     not rescheduled         as before
     no answer               at most once, at each time
 
-None is early. docs/limits.md has the reasons.
+None is early. docs/limits.md has the reasons, and why nothing is judged of the order: a crash may
+change it.
 """
 
 import random
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -26,6 +29,8 @@ from duetime.bench.testbed import Appends, Arrival, Figures, create_destinations
 from duetime.client.cancellation import cancel_and_confirm
 from duetime.client.producer import Producer
 from duetime.client.rescheduling import reschedule
+from duetime.core.clock import instant_ms
+from duetime.core.cron import Misfire, Recurrence
 from duetime.core.errors import DuetimeError, KafkaError, TooLate, UnknownMessage
 from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
@@ -34,6 +39,9 @@ from duetime.core.threads import wait_until
 #: Clients that work at once, and the longest delay that they ask for, in seconds. Each reads the
 #: wheel for its cancels, and more of them slow the pipeline down.
 CLIENTS, LONGEST_S = 2, 40.0
+
+#: How long ago a schedule begins, in seconds: minutes whose runs were missed.
+MISSED_S = 200.0
 
 #: Messages that are looked up so soon after they were sent are unknown, in seconds.
 ARRIVAL_S = 3.0
@@ -46,6 +54,8 @@ class Kind(StrEnum):
     """A kind of operation."""
 
     PRODUCE = "produce"
+    #: Its id is that of one run of the schedule.
+    SCHEDULE = "schedule"
     CANCEL = "cancel"
     RESCHEDULE = "reschedule"
 
@@ -77,7 +87,7 @@ def expected(history: Iterable[Operation]) -> dict[str, Expected]:
     found = dict[str, Expected]()
     for each in sorted(history, key=lambda one: one.answered_s):
         known = found.setdefault(each.id, Expected())
-        if each.kind is Kind.PRODUCE:
+        if each.kind in (Kind.PRODUCE, Kind.SCHEDULE):
             known.least = int(each.error is None)
         elif each.kind is Kind.CANCEL and each.error is None:
             known.least, known.most, known.is_cancelled = 0, 0, True
@@ -133,7 +143,7 @@ def _story(identity: str, history: Iterable[Operation]) -> str:
 
 
 class Clients:
-    """Clients that produce, cancel and reschedule messages, and note each answer."""
+    """Clients that produce, schedule, cancel and reschedule messages, and note each answer."""
 
     def __init__(self, settings: Settings) -> None:
         (self._topic,) = create_destinations(settings, ["history"])
@@ -172,7 +182,9 @@ class Clients:
                 if self._stopping.wait(random.uniform(0, 2 * ARRIVAL_S)):  # noqa: S311 (no secret)
                     return
                 kind = random.choice(list(Kind))  # noqa: S311 (no secret)
-                if kind is not Kind.PRODUCE:
+                if kind is Kind.SCHEDULE:
+                    self._schedule(producer)
+                elif kind is not Kind.PRODUCE:
                     self._call(kind, identity)
 
     def _produce(self, producer: Producer) -> str:
@@ -183,6 +195,26 @@ class Clients:
         identity = producer.produce(self._topic, "x", in_=_delay(), on_delivery=report)
         producer.flush()
         return identity
+
+    def _schedule(self, producer: Producer) -> None:
+        """Create a schedule of some runs that were missed, and perhaps one that is not yet due."""
+        now = datetime.now(UTC)
+        start, until = now - timedelta(seconds=MISSED_S), now + timedelta(seconds=LONGEST_S)
+        recurrence = Recurrence.of("* * * * *", until=until, misfire=Misfire.ALL)
+
+        def report(error: KafkaError | None, name: str) -> None:
+            due_ms = recurrence.first(instant_ms(start))
+            while due_ms is not None:
+                self._note(
+                    Kind.SCHEDULE, str(MessageId(due_ms=due_ms, unique=name)), begun_s, error
+                )
+                due_ms = recurrence.first(due_ms + 1)
+
+        begun_s, name = self._now_s(), uuid.uuid4().hex
+        producer.produce(
+            self._topic, "x", at=start, id=name, recurrence=recurrence, on_delivery=report
+        )
+        producer.flush()
 
     def _call(self, kind: Kind, identity: str) -> None:
         """Cancel or reschedule the message."""
