@@ -44,9 +44,14 @@ def frame(spark, records, *, topic="duetime.wheel.0", partition=7):
 
 
 @pytest.fixture(scope="module")
-def turned(spark):
-    """Return the rows of a release job for some records, in order. Building one takes a second."""
-    job = ReleaseJob(spark, SETTINGS, DeliveryLog(spark, SETTINGS))
+def job(spark):
+    """Building one takes a second."""
+    return ReleaseJob(spark, SETTINGS, DeliveryLog(spark, SETTINGS))
+
+
+@pytest.fixture(scope="module")
+def turned(job, spark):
+    """Return the rows of a release job for some records, in order."""
     return lambda *records: job.rows(frame(spark, records)).collect()
 
 
@@ -214,3 +219,11 @@ def test_lane_sends_a_message_when_it_is_due_and_never_before(laned):
 def test_cancel_in_a_lane_is_rejected(laned):
     (row,) = laned(cancel(17))
     assert row.topic == NAMES.rejected
+
+
+def test_jobs_that_run_at_once_do_not_share_a_producer(job):
+    """A sink waits until its producer holds no record, of any sink."""
+    with job._producer() as first, job._producer() as second, job._producer() as third:
+        assert len({first, second, third}) == 3
+    with job._producer() as reused:
+        assert reused == first

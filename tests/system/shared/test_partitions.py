@@ -35,7 +35,7 @@ def test_a_query_begins_again_when_its_topic_gets_partitions(live, sender, name,
 
     arrived = inbox.take(501)
     assert [each.value for each in arrived].count(b"after") == 1
-    # Else it would be read with the next batch, which begins after 180 s at most.
+    # Else it would be read with the next batch, which begins half an hour later.
     assert f"topic={intake} partitions=3" in caplog.text
 
 
