@@ -85,7 +85,7 @@ class LastRecords:
 
 
 class Reached(NamedTuple):
-    """How far a query has come."""
+    """The progress of a query."""
 
     #: The offsets before which all records have moved on.
     offsets: Mapping[Partition, int]
@@ -152,7 +152,7 @@ class ProgressKeeper:
         self._offsets.close()
 
     def reached(self, name: str, topics: Sequence[str]) -> Reached:
-        """End the query's last run; return how far the query has come.
+        """End the query's last run; return the progress of the query.
 
         What is not committed is recovery's from now on. Raises KafkaError, but when Kafka refuses
         the group again and again, no progress is kept: a user without rights to it may get no
