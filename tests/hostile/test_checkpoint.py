@@ -5,19 +5,16 @@ import os
 import subprocess
 import sys
 import uuid
-from contextlib import closing
 from datetime import timedelta
 
 import pytest
 from tests.support.checkpoints import checkpoint, committed, cut, newest
 from tests.support.clocks import eventually
-from tests.support.live import PATIENCE_S, Live, fresh_settings, with_topics
+from tests.support.live import PATIENCE_S, with_topics
 from tests.support.processes import complete, kill, logs, running, schedule, written
 
 from duetime.core.threads import wait_until
 from duetime.kafka.admin import create_topics
-from duetime.kafka.offsets import Offsets
-from duetime.local.broker import LocalBroker
 from duetime.local.process import GuardedProcess
 from duetime.queue import Queue
 
@@ -174,30 +171,3 @@ def test_a_first_start_delivers_no_history_of_another_service_unasked(down, tmp_
         kill(latest)
     assert f"not delivering records=1 topic={publisher}" in logs(tmp_path)
     live.close()
-
-
-def test_intake_that_lost_its_end_and_has_grown_again_skips_nothing(tmp_path):
-    """What is sent after a power cut has the offsets of what the log has lost by it."""
-    with LocalBroker(tmp_path / "broker") as broker:
-        live = Live(fresh_settings(broker.bootstrap, tmp_path, intake_partitions=1))
-        with with_topics(live), closing(progress_of(live)) as offsets:
-            topic, place = live.topic(), (live.names.native, 0)
-            inbox = live.inbox(topic)
-            with running(live, tmp_path) as process:
-                ids = delivered(live, topic, inbox)
-                eventually(lambda: offsets.committed([place]) == {place: len(ids)}, "its progress")
-                kill(process)
-            broker.kill()
-            (log,) = (tmp_path / "broker").rglob(f"{place[0]}-0/*.log")
-            with log.open("r+b") as file:
-                file.truncate(log.stat().st_size // 2)
-            broker.start()
-            ids |= schedule(live, topic, 600, over_s=8)
-            assert offsets.ends([place])[place] > offsets.committed([place])[place]
-            with running(live, tmp_path):
-                complete(live, topic, inbox, ids)
-    assert f"query=intake partitions={place[0]}/0" in logs(tmp_path)
-
-
-def progress_of(live):
-    return Offsets(live.settings, live.names.progress_group)

@@ -269,10 +269,8 @@ class Offsets:
 
         It may have grown past the offset again: then the epoch of the position ends before it.
         librdkafka asks for that end before it fetches from a position that has an epoch (KIP-320).
-        A log that begins at the offset, or after it, holds no unread record before it.
         """
-        starts = self.starts(positions)
-        missing = {place: at for place, at in positions.items() if starts[place] < at.offset}
+        missing = dict(positions)
         found = set[Partition]()
         if not missing:
             return found

@@ -41,7 +41,7 @@ from duetime.pipeline.intake.query import Intake, intake_recovery
 from duetime.pipeline.intake.starting_point import IntakeStart
 from duetime.pipeline.lanes import lane_recovery, lane_rows
 from duetime.pipeline.recovery.checkpoint import Checkpoints
-from duetime.pipeline.recovery.progress import ProgressKeeper, Reached
+from duetime.pipeline.recovery.progress import ProgressKeeper
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.redelivery.tracker import WakeUpTimer, tracked, tracked_topics
 from duetime.pipeline.retries import retry_handler
@@ -163,10 +163,9 @@ class QueryFactory:
 
     def _start_lanes(self) -> StreamingQuery:
         settings, topics = self._settings, [self._names.lanes]
-        reached = self._progress.reached(LANES, topics)
-        self._checkpoints.open(LANES, topics, lost=reached.lost)
+        self._checkpoints.open(LANES, topics)
         recovery = lane_recovery(settings, self._delivery_logs[None])
-        rows = partial(lane_rows, settings=settings)
+        rows, reached = partial(lane_rows, settings=settings), self._progress.reached(LANES, topics)
         return self._start_real_time(LANES, topics, rows, recovery, reached=reached)
 
     def _start_intake(self) -> StreamingQuery:
@@ -178,15 +177,15 @@ class QueryFactory:
     def _start_transactional_intake(self) -> StreamingQuery:
         topics = [self._names.transactional]
         # Only duetime reads this topic: no other service has delivered its records.
+        self._checkpoints.open(INTAKE_TX, topics)
         reached = self._progress.reached(INTAKE_TX, topics)
-        self._checkpoints.open(INTAKE_TX, topics, lost=reached.lost)
         return self._take_in(INTAKE_TX, topics, reached, committed_only=True)
 
     def _take_in(
         self,
         name: str,
         topics: Sequence[str],
-        reached: Reached,
+        reached: Mapping[Partition, int],
         *,
         committed_only: bool = False,
         starting: Mapping[Partition, int] | None = None,
@@ -221,7 +220,7 @@ class QueryFactory:
         sink: Settings | None = None,
         committed_only: bool = False,
         starting: Mapping[Partition, int] | None = None,
-        reached: Reached | None = None,
+        reached: Mapping[Partition, int] | None = None,
     ) -> StreamingQuery:
         """Start a query once `recovery` has handled what it had in flight.
 
@@ -241,7 +240,7 @@ class QueryFactory:
         starts = self._offsets.starts(places)
         if reached is not None:
             # Lanes are deleted up to their progress, and real time begins at no deleted record.
-            self._checkpoints.advance(name, reached.offsets, starts)
+            self._checkpoints.advance(name, reached, starts)
         # Only if there can be anything: it takes seconds.
         if starts != self._offsets.ends(places):
             started_s = time.monotonic()

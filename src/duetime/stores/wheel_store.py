@@ -376,7 +376,8 @@ class KafkaStore:
     ) -> set[Partition]:
         """Return the partitions whose log has lost records before the offset.
 
-        A log may have grown past the offset again. Then its leader epoch is another one.
+        A log may have grown past the offset again. Then its leader epoch is another one. A log that
+        begins at the offset holds no unread record before it.
         """
         found = {each for each, offset in offsets.items() if latest[each].offset < offset}
         with self._lock:
@@ -385,7 +386,9 @@ class KafkaStore:
                 for each, offset in offsets.items()
                 if self._epochs[each] != latest[each].leader_epoch
             }
-        found |= self._offsets.truncated(moved)
+        starts = self._offsets.starts(moved)
+        kept = {each: at for each, at in moved.items() if starts[each] < at.offset}
+        found |= self._offsets.truncated(kept)
         with self._lock:
             # Another thread may have claimed or settled since: then another offset is the log's.
             self._epochs |= {

@@ -13,7 +13,6 @@ from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import Offsets
 from duetime.pipeline.intake.starting_point import IntakeStart
 from duetime.pipeline.recovery.checkpoint import CheckpointState
-from duetime.pipeline.recovery.progress import Reached
 
 NOTHING = CheckpointState(offsets={}, invalid_topics=frozenset(), problems=())
 
@@ -74,7 +73,7 @@ def start(settings):
         with closing(Offsets(settings, TopicNames(settings).intake_group)) as offsets:
             decided = IntakeStart(chosen, checkpoint or Checkpoint(), offsets)
             decided.require()
-            return decided.begin(Reached(reached or {}))
+            return decided.begin(reached or {})
 
     return started
 
@@ -249,7 +248,7 @@ def test_starting_point_is_committed_again_before_it_expires(names, settings, se
     with closing(Offsets(settings, names.intake_group)) as offsets:
         start = IntakeStart(settings, Checkpoint(), offsets)
         start.keep()
-        start.begin(Reached({}))
+        start.begin({})
         place = names.native, 0
         offsets.commit({place: 2})
         start.keep()

@@ -124,13 +124,13 @@ def test_commits_that_do_not_belong_are_not_reached_and_never_will_be(passing, k
     eventually(lambda: passing.reached() == {0: 3}, passing.reached)
     place = passing.read, 0
     (topic_id,) = passing.offsets.topic_ids([passing.read]).values()
-    assert keeper.reached(QUERY, [passing.read]) == ({place: 3}, {})
+    assert keeper.reached(QUERY, [passing.read]) == {place: 3}
     for offset, note in ((9, topic_id), (2, "1" * 32)):
         passing.offsets.commit({place: offset}, {place: LogIdentity(topic_id=note).text()})
-        assert keeper.reached(QUERY, [passing.read]) == ({}, {})
+        assert keeper.reached(QUERY, [passing.read]) == {}
         assert passing.reached() == {0: 0, 1: 0}
     passing.offsets.commit({place: 2})
-    assert keeper.reached(QUERY, [passing.read]) == ({}, {})
+    assert keeper.reached(QUERY, [passing.read]) == {}
 
 
 def test_progress_is_not_kept_where_kafka_does_not_answer_about_the_group(
@@ -141,7 +141,7 @@ def test_progress_is_not_kept_where_kafka_does_not_answer_about_the_group(
     monkeypatch.setattr(keeper._offsets, "commits", asked)
     with pytest.raises(KafkaError):
         keeper.reached(QUERY, [passing.read])
-    assert keeper.reached(QUERY, [passing.read]) == ({}, {})
+    assert keeper.reached(QUERY, [passing.read]) == {}
     assert keeper.run(QUERY, {}) is None
     monkeypatch.undo()
     assert keeper.reached(QUERY, [passing.read]) is not None

@@ -106,8 +106,7 @@ class Kafka:
         return {
             place
             for place, at in positions.items()
-            if self.log(place).start < at.offset
-            and sum(epoch <= at.leader_epoch for *_, epoch in self.log(place).records) < at.offset
+            if sum(epoch <= at.leader_epoch for *_, epoch in self.log(place).records) < at.offset
         }
 
     def delete_before(self, offsets):

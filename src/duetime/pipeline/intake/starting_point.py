@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
-from types import MappingProxyType
 
 from duetime.core.clock import format_instant, parse_instant
 from duetime.core.errors import ConfigError, InvalidMessage, KafkaError
@@ -19,7 +18,6 @@ from duetime.core.topics import TopicNames, message_topics
 from duetime.kafka.offsets import LogIdentity, Offsets, Partition, Unreadable, belongs
 from duetime.pipeline import INTAKE
 from duetime.pipeline.recovery.checkpoint import Checkpoints, CheckpointState
-from duetime.pipeline.recovery.progress import Reached
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +49,16 @@ class IntakeStart:
         """Raise ConfigError if the starting point would be a guess."""
         self._first(*self._read())
 
-    def begin(self, reached: Reached) -> dict[Partition, int] | None:
+    def begin(self, reached: Mapping[Partition, int]) -> dict[Partition, int] | None:
         """Return where a new checkpoint begins, or None if Spark can continue from its own.
 
-        Raises ConfigError, KafkaError.
+        `reached` are offsets before which all records have moved on. Raises ConfigError,
+        KafkaError.
         """
-        found, logs = self._read(reached.lost)
+        found, logs = self._read()
         first = self._first(found, logs)
         self._log_first_start(first, logs)
-        offsets = {
-            at: max(offset, reached.offsets.get(at, 0)) for at, offset in found.offsets.items()
-        }
+        offsets = {at: max(offset, reached.get(at, 0)) for at, offset in found.offsets.items()}
         removed = logs.removed(offsets)
         for topic, count in removed.items():
             log.error(
@@ -97,12 +94,10 @@ class IntakeStart:
         self._offsets.commit(self._marks, self._notes)
         self._commit_at_s = time.monotonic() + COMMIT_INTERVAL_S
 
-    def _read(
-        self, lost: Mapping[Partition, int] = MappingProxyType({})
-    ) -> tuple[CheckpointState, "_IntakeLogs"]:
+    def _read(self) -> tuple[CheckpointState, "_IntakeLogs"]:
         topics = self._names.plain_intake
         logs = _IntakeLogs(self._offsets, topics)
-        return self._checkpoints.inspect(INTAKE, topics, lost), logs
+        return self._checkpoints.inspect(INTAKE, topics), logs
 
     def _first(self, found: CheckpointState, logs: "_IntakeLogs") -> dict[Partition, int]:
         """Return the starting point of topics that no start has read. Raises ConfigError."""

@@ -9,7 +9,6 @@ cut has left empty keeps the query from starting. So each checkpoint is inspecte
     its id, state or every batch torn  the checkpoint is removed
     offsets of another topic           the checkpoint is removed (topic and cluster ids differ)
     offsets beyond a partition's end   the checkpoint is removed
-    offsets of records that were lost  the same, if the leader epoch of what was read shows it
 
 Without a checkpoint a query starts at the earliest record: messages that have moved on are read
 back, as after a crash, and none is skipped. Cluster and topic ids are noted in a file next to
@@ -21,7 +20,6 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from types import MappingProxyType
 from typing import Any, Self
 
 from py4j.protocol import Py4JJavaError
@@ -29,7 +27,7 @@ from pyspark.sql import SparkSession
 
 from duetime.core.errors import KafkaError
 from duetime.core.settings import Settings
-from duetime.kafka.offsets import Offsets, Partition, Position, is_same_topic
+from duetime.kafka.offsets import Offsets, Partition, is_same_topic
 from duetime.spark.catalyst import java_class
 from duetime.spark.kafka_io import offsets_json
 from duetime.spark.session import jvm
@@ -101,31 +99,17 @@ class Checkpoints:
         self._inspected: dict[str, TopicsNote] = {}
         self._noted: dict[str, TopicsNote] = {}
 
-    def open(
-        self,
-        name: str,
-        topics: Sequence[str],
-        problems: Sequence[str] = (),
-        lost: Mapping[Partition, int] = MappingProxyType({}),
-    ) -> None:
+    def open(self, name: str, topics: Sequence[str], problems: Sequence[str] = ()) -> None:
         """Make the checkpoint of a query one that Spark can go on from. Raises KafkaError.
 
-        Known `problems` of the checkpoint are reasons to remove it. `lost` is as of `inspect`.
+        Known `problems` of the checkpoint are reasons to remove it.
         """
-        if found := [*self.inspect(name, topics, lost).problems, *problems]:
+        if found := [*self.inspect(name, topics).problems, *problems]:
             self.remove(name, found)
         self.note(name)
 
-    def inspect(
-        self,
-        name: str,
-        topics: Sequence[str],
-        lost: Mapping[Partition, int] = MappingProxyType({}),
-    ) -> CheckpointState:
-        """Remove torn files at the end of the logs, and check the rest. Raises KafkaError.
-
-        `lost` are partitions that have lost records which were read, and the leader epoch of those.
-        """
+    def inspect(self, name: str, topics: Sequence[str]) -> CheckpointState:
+        """Remove torn files at the end of the logs, and check the rest. Raises KafkaError."""
         files = self._files(name)
         logs = CheckpointLogs(name, files)
         unreadable = logs.repair()
@@ -141,8 +125,6 @@ class Checkpoints:
         beyond = sorted(
             at for at in offsets if offsets[at] > ends.get(at, 0) and at[0] not in other
         )
-        read = {at: Position(offsets[at], epoch) for at, epoch in lost.items() if at in offsets}
-        grown = sorted(self._offsets.truncated(read) - {*beyond})
         problems = [
             *([unreadable] if unreadable else []),
             *(f"topic {topic} was created again, or is another cluster's" for topic in other),
@@ -151,19 +133,14 @@ class Checkpoints:
                 "read: check whether the brokers lost records"
                 for at in beyond
             ),
-            *(
-                f"partition {at[1]} of {at[0]} has lost records before {offsets[at]}, up to which "
-                "it was read: check the brokers' disks"
-                for at in grown
-            ),
         ]
         return CheckpointState(
             offsets={
                 at: end
                 for at, end in done.items()
-                if at in offsets and at[0] not in other and at not in (*beyond, *grown)
+                if at in offsets and at[0] not in other and at not in beyond
             },
-            invalid_topics=frozenset({*other, *(topic for topic, _ in (*beyond, *grown))}),
+            invalid_topics=frozenset({*other, *(topic for topic, _ in beyond)}),
             problems=tuple(problems),
         )
 

@@ -18,13 +18,11 @@ Only where all tasks are in this process's JVM: the producer of an executor is o
 import logging
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from types import MappingProxyType
-from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -33,7 +31,7 @@ from duetime.core.errors import KafkaError
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
 from duetime.core.topics import TopicNames
-from duetime.kafka.offsets import Commit, LogIdentity, Offsets, Partition, Position, belongs
+from duetime.kafka.offsets import LogIdentity, Offsets, Partition, belongs
 from duetime.spark import catalyst
 from duetime.spark.kafka_io import sink_options
 from duetime.spark.producer_pool import HeldProducer
@@ -84,15 +82,6 @@ class LastRecords:
         return {at: offset + (self._given.get(at) == offset) for at, offset in notes.items()}
 
 
-class Reached(NamedTuple):
-    """The progress of a query."""
-
-    #: The offsets before which all records have moved on.
-    offsets: Mapping[Partition, int]
-    #: Partitions whose logs have lost records since, and the leader epoch of what was read.
-    lost: Mapping[Partition, int] = MappingProxyType({})
-
-
 @dataclass(slots=True, kw_only=True)
 class Run:
     """One run of a query, in real time."""
@@ -109,8 +98,6 @@ class Run:
     last_records: LastRecords = field(default_factory=LastRecords)
     #: The offsets that are committed.
     committed: dict[Partition, int] = field(default_factory=dict)
-    #: The leader epoch of each partition at the last commit, where it was known.
-    epochs: Mapping[Partition, int] = field(default_factory=dict)
     has_failed_commit: bool = False
 
     def release(self) -> None:
@@ -151,8 +138,8 @@ class ProgressKeeper:
             self._end(name)
         self._offsets.close()
 
-    def reached(self, name: str, topics: Sequence[str]) -> Reached:
-        """End the query's last run; return the progress of the query.
+    def reached(self, name: str, topics: Sequence[str]) -> dict[Partition, int]:
+        """End the query's last run; return the offsets before which all records have moved on.
 
         What is not committed is recovery's from now on. Raises KafkaError, but when Kafka refuses
         the group again and again, no progress is kept: a user without rights to it may get no
@@ -160,48 +147,24 @@ class ProgressKeeper:
         """
         self._end(name)
         partitions = [at for topic in topics for at in self._offsets.readable_partitions(topic)]
-        ids, latest = self._offsets.topic_ids(topics), self._offsets.latest(partitions)
+        ids, ends = self._offsets.topic_ids(topics), self._offsets.ends(partitions)
         try:
-            commits = self._offsets.commits(partitions)
-            if lost := self._lost(commits, latest):
-                log.error(
-                    "logs have lost records that were read, check the brokers' disks query=%s "
-                    "partitions=%s",
-                    name,
-                    ",".join(f"{topic}/{number}" for topic, number in sorted(lost)),
-                )
             found = {
                 place: one.offset
-                for place, one in commits.items()
+                for place, one in self._offsets.commits(partitions).items()
                 # Another tool's commit has no note.
-                if one.note
-                and belongs(one, latest[place].offset, ids.get(place[0]))
-                and place not in lost
+                if one.note and belongs(one, ends[place], ids.get(place[0]))
             }
             # The others would seem to belong once the log has grown past them.
-            kept = found.keys() | lost.keys()
-            self._offsets.commit({place: 0 for place in partitions if place not in kept})
+            self._offsets.commit({place: 0 for place in partitions if place not in found})
         except KafkaError as error:
             self._refused[name] += 1
             if self._refused[name] < TRIES:
                 raise
             log.warning("progress is not kept, check the rights to its group error=%s", error)
-            return Reached({})
+            return {}
         self._refused[name] = 0
-        return Reached(found, lost)
-
-    def _lost(
-        self, commits: Mapping[Partition, Commit], latest: Mapping[Partition, Position]
-    ) -> dict[Partition, int]:
-        """Return the noted epochs of partitions whose logs have lost records before the commit."""
-        noted = {
-            place: Position(one.offset, epoch)
-            for place, one in commits.items()
-            if (epoch := LogIdentity.parse(one.note).leader_epoch) is not None
-            and epoch != latest[place].leader_epoch
-        }
-        truncated = self._offsets.truncated(noted)
-        return {place: one.leader_epoch or 0 for place, one in noted.items() if place in truncated}
+        return found
 
     def committed(self, name: str) -> dict[Partition, int]:
         """Return what is committed of the query's present run."""
@@ -258,23 +221,13 @@ class ProgressKeeper:
     def _commit_reached(
         self, run: Run, producer: HeldProducer, given: Mapping[Partition, int]
     ) -> None:
+        changed = {at: offset for at, offset in given.items() if run.committed.get(at) != offset}
         # Also where nothing has changed: the pool does not replace a broken one that is held.
         if not producer.flush():
             log.info("progress stands still until the query has recovered query=%s", run.name)
             run.release()
             return
-        epochs, before = self._epochs(given), run.epochs
-        run.epochs = epochs
-        # What was read while the epoch changed may be of either.
-        changed = {
-            at: offset
-            for at, offset in given.items()
-            if run.committed.get(at) != offset and epochs.get(at) == before.get(at)
-        }
-        notes = {
-            at: LogIdentity(topic_id=run.topic_ids.get(at[0]), leader_epoch=epochs.get(at)).text()
-            for at in changed
-        }
+        notes = {at: LogIdentity(topic_id=run.topic_ids.get(at[0])).text() for at in changed}
         try:
             self._offsets.commit(changed, notes)
         except KafkaError as error:
@@ -284,13 +237,6 @@ class ProgressKeeper:
         else:
             run.committed.update(changed)
             run.has_failed_commit = False
-
-    def _epochs(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Return their leader epochs; none where a partition has no leader."""
-        try:
-            return self._offsets.leader_epochs(partitions)
-        except KafkaError:
-            return {}
 
     def _notes(self, jvm: DriverJvm) -> defaultdict[tuple[str, str], dict[Partition, int]]:
         """Return the notes of each run, by its name and number."""
