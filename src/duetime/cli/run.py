@@ -164,8 +164,7 @@ def run(  # noqa: PLR0913 (an option each)
             _run_pipeline(
                 settings, lambda: log.info("ready kafka=%s", settings.bootstrap), is_fenced=True
             )
-        except (KafkaError, LeaderPaused, LeaderStuck) as error:
-            # Kafka has answered before: it is an outage.
+        except (LeaderPaused, LeaderStuck) as error:
             if is_submitted():
                 raise
             log.warning("%s: restarting", error)
