@@ -40,6 +40,9 @@ UNANSWERED_S, MAX_UNANSWERED_S = RETRY_PAUSE_S, 3 * RETRY_PAUSE_S
 #: Restarts without a long rest: if more are needed, refusals or executors are not the cause.
 MAX_QUICK_RESTARTS = 3
 
+#: Where Kafka's clients have their errors.
+KAFKA_ERRORS = "org.apache.kafka.common.errors."
+
 #: The error of a query whose producer has given up records.
 NOT_DELIVERED = DuetimeError("records could not be delivered in time")
 
@@ -60,8 +63,8 @@ class GivenUp:
     count: int
     first_s: float
     last_s: float
-    #: How many destinations are isolated for them.
-    blamed: int = 0
+    #: The destinations that are isolated for them.
+    blamed: set[str] = field(default_factory=set)
 
     def is_settled(self) -> bool:
         """Return whether none of them can be written any more."""
@@ -120,7 +123,7 @@ class QuerySupervisor:
         *,
         refresh: Callable[[], None],
         given_up: Callable[[str], int],
-        blame: Callable[[str, Exception], int],
+        blame: Callable[[str, Exception], set[str]],
         remote: Collection[str] = (),
         partitions: Callable[[str], Mapping[str, int]] = lambda _: {},
         drain: Callable[[str], object] = lambda _: None,
@@ -128,8 +131,8 @@ class QuerySupervisor:
     ) -> None:
         """`starts` has how each query is started, by its name; `refresh` is called before that.
 
-        `blame` takes a failed query and its error, before it is started again, and returns how many
-        destinations have refused a record of it: their records go another way from then on.
+        `blame` takes a failed query and its error, before it is started again, and returns which
+        destinations did not take a record of it: their records go another way from then on.
 
         `given_up` returns how many records a query's producer could not deliver: Spark asks for
         that with the next record, and an idle query would not fail for minutes. Nothing waits for
@@ -225,7 +228,7 @@ class QuerySupervisor:
     def _start(self, query: SupervisedQuery) -> None:
         try:
             if query.query:
-                self._drain(query.name)
+                self._await_drained(query)
             # It may have failed for a topic that has changed.
             self._refresh()
             query.given_up_before, query.given_up = self._given_up(query.name), None
@@ -244,22 +247,28 @@ class QuerySupervisor:
         if count > (query.given_up.count if query.given_up else query.given_up_before):
             query.given_up = query.given_up or GivenUp(count, now_s, now_s)
             query.given_up.count, query.given_up.last_s = count, now_s
-            query.given_up.blamed += self._blame(query.name, NOT_DELIVERED)
+            query.given_up.blamed |= self._blame(query.name, NOT_DELIVERED)
         return query.given_up
+
+    def _await_drained(self, query: SupervisedQuery) -> None:
+        """Wait until nothing that the stopped query has sent can be written any more."""
+        before = self._given_up(query.name)
+        self._drain(query.name)
+        if self._given_up(query.name) > before:
+            self._stopping.wait(UNANSWERED_S)
 
     def _fail(self, query: SupervisedQuery, error: Exception) -> None:
         """Plan a restart, after a rest that the other queries do not make."""
-        # A record that was given up without an answer may still be written for a while: only the
-        # query's own error says that it was refused.
-        is_answer = not isinstance(error, DuetimeError) and "Expiring" not in str(error)
-        given_up, blamed = query.given_up, self._blame(query.name, error)
-        blamed += given_up.blamed if given_up else 0
-        is_settled = error is NOT_DELIVERED and given_up is not None and given_up.is_settled()
+        blamed, given_up = self._blame(query.name, error), query.given_up
+        is_safe = bool(blamed) and is_answer(error)
+        if given_up:
+            # The answer may be another destination's.
+            is_one = len(blamed | given_up.blamed) == 1 and is_answer(error)
+            is_safe = given_up.is_settled() or is_one
         if time.monotonic() - query.started_s > RECOVERED_S:
             query.failures = 0
         is_ended = is_executor_ended(error)
-        is_safe = is_ended or is_settled or (blamed > 0 and is_answer)
-        is_quick = is_safe and query.failures < MAX_QUICK_RESTARTS
+        is_quick = (is_ended or is_safe) and query.failures < MAX_QUICK_RESTARTS
         query.failures += 1
         rest_s = doubled_ms(query.failures, RESTART_MS, MAX_RESTART_MS) / 1_000
         if is_quick:
@@ -287,6 +296,14 @@ class QuerySupervisor:
         if query.query:
             _stop(query.query)
         self._start(query)
+
+
+def is_answer(error: Exception) -> bool:
+    """Return whether a broker has refused a record: then it is written at no later time."""
+    if isinstance(error, DuetimeError):
+        return False
+    text = str(error)
+    return KAFKA_ERRORS in text and "Expiring" not in text
 
 
 def _stop(query: StreamingQuery) -> None:

@@ -10,10 +10,16 @@ from tests.support.clocks import eventually
 
 from duetime.client.status import RUNS
 from duetime.pipeline import query_supervisor
-from duetime.pipeline.query_supervisor import MAX_QUICK_RESTARTS, QuerySupervisor
+from duetime.pipeline.query_supervisor import KAFKA_ERRORS, MAX_QUICK_RESTARTS, QuerySupervisor
+
+#: A broker has refused a record.
+ANSWER = f"{KAFKA_ERRORS}InvalidTimestampException"
+
+#: No broker has answered.
+EXPIRED = f"{KAFKA_ERRORS}TimeoutException: Expiring 3 record(s) for orders-0:10000 ms has passed"
 
 #: What happens to queries that never fail.
-LIFE = {"refresh": lambda: None, "given_up": lambda _: 0, "blame": lambda *_: 0}
+LIFE = {"refresh": lambda: None, "given_up": lambda _: 0, "blame": lambda *_: set()}
 
 
 def test_query_that_has_not_failed_is_published_with_0_failures():
@@ -122,10 +128,12 @@ class Failing:
 @pytest.mark.parametrize(
     ("blamed", "error", "restarts"),
     [
-        (1, "org.apache.kafka.common.errors.InvalidTimestampException", MAX_QUICK_RESTARTS),
+        ({"orders"}, ANSWER, MAX_QUICK_RESTARTS),
         # It may be written later: what restarts now would not find it.
-        (1, "TimeoutException: Expiring 3 record(s) for orders-0:10000 ms has passed", 0),
-        (0, "nobody knows why", 0),
+        ({"orders"}, EXPIRED, 0),
+        (set(), "nobody knows why", 0),
+        # Its cause is another one.
+        ({"orders"}, "java.io.IOException", 0),
     ],
 )
 def test_query_rests_unless_a_destination_has_refused_a_record(blamed, error, restarts):
@@ -134,7 +142,7 @@ def test_query_rests_unless_a_destination_has_refused_a_record(blamed, error, re
 
 def test_query_runs_on_until_what_was_given_up_cannot_be_written(monkeypatch):
     """It delivers to others meanwhile, and needs no rest then."""
-    query, given_up = Failing(0, None), count(1)
+    query, given_up = Failing(set(), None), count(1)
     query.queries._given_up = lambda _: next(given_up)
     query.queries.supervise(lambda *_: None)
     assert query.queries.status() == {"lanes": RUNS}
@@ -144,19 +152,44 @@ def test_query_runs_on_until_what_was_given_up_cannot_be_written(monkeypatch):
 
 
 def test_query_rests_when_ever_more_records_are_given_up(monkeypatch):
-    query, given_up = Failing(1, None), count(1)
+    query, given_up = Failing({"orders"}, None), count(1)
     query.queries._given_up = lambda _: next(given_up)
     monkeypatch.setattr(query_supervisor, "MAX_UNANSWERED_S", 0.0)
     assert query.restarts() == 0
 
 
-def test_query_that_learns_of_a_refusal_later_does_not_rest():
-    """Its destination was isolated when the record was given up."""
-    query, blamed = Failing(0, None), iter([1])
+@pytest.mark.parametrize(
+    ("refusing", "error", "is_quick"),
+    [
+        ("orders", f"{KAFKA_ERRORS}TopicAuthorizationException", True),
+        # What orders was not answered for may still be written.
+        ("bills", f"{KAFKA_ERRORS}TopicAuthorizationException", False),
+        ("orders", "java.io.IOException", False),
+    ],
+)
+def test_query_that_fails_after_records_were_given_up_rests_unless_it_learns_why(
+    refusing, error, is_quick
+):
+    """Their destination was isolated when they were given up."""
+    query, blamed = Failing(set(), None), iter([{"orders"}, {refusing}])
     query.queries._given_up = lambda _: 1
-    query.queries._blame = lambda *_: next(blamed, 0)
+    query.queries._blame = lambda *_: next(blamed)
     query.queries.supervise(lambda *_: None)
-    query.error = Exception("TopicAuthorizationException")
+    query.error = Exception(error)
     query.queries.supervise(lambda *_: None)
-    assert query.queries.status() == {"lanes": "failed 1 times, restarts in 0 s"}
+    rest = "restarts in 0 s" if is_quick else "restarts in 11 s"
+    assert query.queries.status() == {"lanes": f"failed 1 times, {rest}"}
+    query.queries.stop()
+
+
+def test_query_that_gives_up_records_while_it_is_stopped_waits_for_them():
+    """They were handed over just before."""
+    query, given_up, waited = Failing({"orders"}, Exception(ANSWER)), iter([0, 1, 1]), []
+    query.queries._given_up = lambda _: next(given_up)
+    query.queries._stopping = SimpleNamespace(wait=waited.append, is_set=bool, set=bool)
+    query.queries.supervise(lambda *_: None)
+    query.queries.supervise(lambda *_: None)
+    (failed,) = query.queries._queries
+    failed.starting.result()
+    assert waited == [query_supervisor.UNANSWERED_S]
     query.queries.stop()

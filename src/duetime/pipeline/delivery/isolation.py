@@ -103,8 +103,8 @@ class FailedDestinations:
         #: all.
         self._failed: dict[str, set[str]] = defaultdict(set)
 
-    def blame(self, error: BaseException, client: str) -> int:
-        """Isolate the destinations that have failed; return how many failed this client's sink.
+    def blame(self, error: BaseException, client: str) -> set[str]:
+        """Isolate the destinations that have failed; return those that failed this client's sink.
 
         Where internal topics failed too, it is an outage of brokers and no destination's fault:
         none is isolated, since one by one a backlog of all would take hours.
@@ -113,11 +113,11 @@ class FailedDestinations:
             with self._lock:
                 found = self._by_metrics() | {(client, topic) for topic in named_topics(str(error))}
                 self._isolate(found)
-                return len(self._failed.pop(client, ()))
+                return self._failed.pop(client, set())
         except Exception:
             # The failed work is repeated anyway.
             log.exception("could not find which destination has failed")
-            return 0
+            return set()
 
     def await_quiet(self, client_id: str, timeout_s: float) -> bool:
         """See `ProducerMetrics.await_quiet`."""

@@ -237,8 +237,11 @@ class DeliveryLog:
         until_s = time.monotonic() + VISIBLE_TIMEOUT_S
         renew_s = time.monotonic() + RENEW_INTERVAL_S
         while behind := [place for place in logs if ends[place] < logs[place]]:
-            if time.monotonic() > until_s or all(map(is_hopeless, behind)):
+            if time.monotonic() > until_s:
                 break
+            if all(map(is_hopeless, behind)):
+                # One more look: it may just have got its replicas back.
+                until_s = 0.0
             log.info("waiting for replicas partitions=%d", len(behind))
             time.sleep(VISIBLE_INTERVAL_S)
             ends |= at.offsets.ends(behind)
