@@ -264,7 +264,8 @@ class QuerySupervisor:
         if given_up:
             # The answer may be another destination's.
             is_one = len(blamed | given_up.blamed) == 1 and is_answer(error)
-            is_safe = given_up.is_settled() or is_one
+            is_last = self._given_up(query.name) == given_up.count
+            is_safe = is_one or (is_last and given_up.is_settled())
         if time.monotonic() - query.started_s > RECOVERED_S:
             query.failures = 0
         is_ended = is_executor_ended(error)

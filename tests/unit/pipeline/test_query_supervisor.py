@@ -142,8 +142,9 @@ def test_query_rests_unless_a_destination_has_refused_a_record(blamed, error, re
 
 def test_query_runs_on_until_what_was_given_up_cannot_be_written(monkeypatch):
     """It delivers to others meanwhile, and needs no rest then."""
-    query, given_up = Failing(set(), None), count(1)
-    query.queries._given_up = lambda _: next(given_up)
+    query = Failing(set(), None)
+    # One in each run.
+    query.queries._given_up = lambda _: query.begun
     query.queries.supervise(lambda *_: None)
     assert query.queries.status() == {"lanes": RUNS}
 
@@ -179,6 +180,19 @@ def test_query_that_fails_after_records_were_given_up_rests_unless_it_learns_why
     query.queries.supervise(lambda *_: None)
     rest = "restarts in 0 s" if is_quick else "restarts in 11 s"
     assert query.queries.status() == {"lanes": f"failed 1 times, {rest}"}
+    query.queries.stop()
+
+
+def test_query_that_fails_with_another_record_just_given_up_rests(monkeypatch):
+    """The earlier ones can no longer be written; this one can."""
+    monkeypatch.setattr(query_supervisor, "UNANSWERED_S", 3_600.0)
+    query, given_up = Failing(set(), None), iter([1, 2])
+    query.queries._given_up = lambda _: next(given_up)
+    query.queries.supervise(lambda *_: None)
+    monkeypatch.setattr(query_supervisor, "UNANSWERED_S", 0.0)
+    query.error = Exception(EXPIRED)
+    query.queries.supervise(lambda *_: None)
+    assert query.queries.status() == {"lanes": "failed 1 times, restarts in 11 s"}
     query.queries.stop()
 
 
