@@ -70,7 +70,9 @@ def serving(tmp_path):
 
 
 @pytest.fixture
-def api(serving, settings, topics):  # noqa: ARG001 (the topics must be there)
+def api(serving, settings, topics, monkeypatch):  # noqa: ARG001 (the topics must be there)
+    """A client of a server whose Kafka is up, however busy the machine is: nothing is spooled."""
+    monkeypatch.setattr("duetime.api.dispatcher.ACKNOWLEDGE_TIMEOUT_S", 25.0)
     return serving(settings)
 
 

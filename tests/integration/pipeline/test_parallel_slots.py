@@ -17,8 +17,8 @@ from duetime.stores.wheel_store import KafkaStore
 
 SHARDS = 3
 
-#: Messages of a slot: some for each shard.
-MESSAGES = 12
+#: Messages of a slot: some for each shard, whatever their ids.
+MESSAGES = 60
 
 
 @pytest.fixture
