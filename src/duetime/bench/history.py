@@ -202,7 +202,7 @@ class Clients:
         start, until = now - timedelta(seconds=MISSED_S), now + timedelta(seconds=LONGEST_S)
         recurrence = Recurrence.of("* * * * *", until=until, misfire=Misfire.ALL)
 
-        def report(error: KafkaError | None, name: str) -> None:
+        def report(error: KafkaError | None, _: str) -> None:
             due_ms = recurrence.first(instant_ms(start))
             while due_ms is not None:
                 self._note(
