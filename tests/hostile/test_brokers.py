@@ -283,8 +283,8 @@ def test_destinations_that_a_broker_takes_along_wait_and_others_do_not(tmp_path)
         closed.enter_context(running(live, tmp_path))
         await_first_messages(live)
         brokers[2].start()
-        healthy, leaderless = placed(live, [1]), placed(live, [3])
-        thin = placed(live, [2, 3], {"min.insync.replicas": "2"})
+        healthy, leaderless = placed(live, [[1]]), placed(live, [[3]])
+        thin = placed(live, [[2, 3]], {"min.insync.replicas": "2"})
         topics = healthy, leaderless, thin
         inboxes = {each: live.inbox_when_there(each) for each in topics}
         client = closed.enter_context(Producer(live.settings))
@@ -304,10 +304,10 @@ def test_destinations_that_a_broker_takes_along_wait_and_others_do_not(tmp_path)
 
 
 def placed(live, replicas, config=MappingProxyType({})):
-    """Create a destination of one partition on these brokers, its leader first."""
+    """Create a destination; `replicas` are the brokers of each partition, its leader first."""
     topic = f"to_{uuid.uuid4().hex[:8]}"
     stamped = {"message.timestamp.type": "LogAppendTime"} | dict(config)
-    wanted = NewTopic(topic, num_partitions=1, replica_assignment=[replicas], config=stamped)
+    wanted = NewTopic(topic, len(replicas), replica_assignment=replicas, config=stamped)
     live.admin.create_topics([wanted])[topic].result()
     return topic
 
@@ -400,7 +400,7 @@ def test_when_a_follower_lags_each_message_comes_once(tmp_path):
         closed.enter_context(running(live, tmp_path))
         await_first_messages(live)
         follower.start()
-        topic = followed(live)
+        topic = placed(live, FOLLOWED)
         client = closed.enter_context(Producer(live.settings))
         inbox = live.inbox_when_there(topic, partitions=len(FOLLOWED))
         ids = schedule(client, topic, 1_000, over_s=1.5 * LAG_S)
@@ -413,15 +413,6 @@ def test_when_a_follower_lags_each_message_comes_once(tmp_path):
         assert "waiting for replicas" in logs(tmp_path)
         # A client may have chosen it to delete topics.
         follower.start()
-
-
-def followed(live):
-    """Create a destination that the first broker follows."""
-    topic = f"to_{uuid.uuid4().hex[:8]}"
-    stamped = {"message.timestamp.type": "LogAppendTime"}
-    wanted = NewTopic(topic, num_partitions=3, replica_assignment=FOLLOWED, config=stamped)
-    live.admin.create_topics([wanted])[topic].result()
-    return topic
 
 
 def partitions_of(live, node):

@@ -62,7 +62,7 @@ def test_leaving_the_block_stops_the_pipeline(ended):
 
 
 def test_a_leader_that_gives_way_ends_as_by_a_crash(ended):
-    """What does not deliver may not stop either."""
+    """A graceful stop waits for deliveries, and this leader makes none."""
     pipeline = Waiting(gives_way=LeaderStuck("not delivered"))
 
     with pytest.raises(LeaderStuck, match="not delivered"), PipelineThread(pipeline) as running:

@@ -131,7 +131,7 @@ class Failing:
         ({"orders"}, ANSWER, MAX_QUICK_RESTARTS),
         # It may be written later: what restarts now would not find it.
         ({"orders"}, EXPIRED, 0),
-        (set(), "nobody knows why", 0),
+        (set(), "an unknown cause", 0),
         # Its cause is another one.
         ({"orders"}, "java.io.IOException", 0),
     ],
