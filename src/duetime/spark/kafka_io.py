@@ -169,7 +169,9 @@ def sink_options(settings: Settings, name: str) -> dict[str, str]:
         # A record must not arrive in its slot long after it was routed there: the query fails then,
         # and routes it again.
         "kafka.delivery.timeout.ms": str(int(DELIVERY_TIMEOUT_S * 1_000)),
-        "kafka.request.timeout.ms": "5000",
+        # A broker answers a connection's requests one after the other. One that waits for a replica
+        # which has died holds up those behind it, so that it ends well before `max.block.ms`.
+        "kafka.request.timeout.ms": "2500",
         # After a pause the producer requests metadata before it sends, and meanwhile finds that the
         # records it holds are too old. With metadata young enough it would send a batch to each
         # partition first, and check then (Sender.sendProducerData).

@@ -6,15 +6,19 @@ The store and the job are stand-ins; the threads are real, and wait for events.
 import threading
 from concurrent.futures import wait
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tests.support.clocks import SetClock, eventually
 
+from duetime.core.errors import KafkaError
 from duetime.core.settings import Settings
 from duetime.core.timer_wheel import Slot
 from duetime.kafka.offsets import DueTimes, OffsetRange
+from duetime.pipeline.release import scheduler
 from duetime.pipeline.release.cascades import CASCADES, CHUNK, CUT_UNTIL_MS, Cascades
-from duetime.pipeline.release.scheduler import BACKGROUND, ReleaseScheduler
+from duetime.pipeline.release.scheduler import BACKGROUND, GATHER_S, ReleaseScheduler
+from duetime.spark.kafka_io import RETRY_PAUSE_S
 
 SETTINGS = Settings()
 WHEEL = SETTINGS.wheel
@@ -411,3 +415,50 @@ def test_range_whose_cancels_cannot_be_routed_first_is_one_job(cascades, clock, 
     store.route_cancels = fail
     assert steps_of(store, slot, cascades(store)) == [(claim.start, claim.end)]
     assert "could not route cancels first" in caplog.text
+
+
+class Rests:
+    """Timers that go off when a test says so."""
+
+    def __init__(self):
+        self.begun = []
+
+    def __call__(self, interval_s, end):
+        self.begun.append((interval_s, end))
+        return self
+
+    def start(self):
+        pass
+
+
+class Failing(Backlog):
+    """A store whose released claims are overdue."""
+
+    def release(self, claims):
+        self._overdue = [replace(each, started_ms=NOW_MS) for each in claims]
+
+
+def test_windows_that_fail_at_about_the_same_time_are_repeated_together(released, monkeypatch):
+    rests, now_s = Rests(), 1_000.0
+    release = released(store := Failing([]))
+    monkeypatch.setattr(scheduler, "threading", SimpleNamespace(Timer=rests))
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: now_s))
+    jobs = []
+
+    def job(claims):
+        jobs.append([each.partition for each in claims])
+        if claims[0].started_ms is None:
+            raise KafkaError("a broker has died")
+
+    release._job = job
+    windows = [replace(late(number), end=1) for number in range(3)]
+    for each in windows[:2]:
+        release._release([each])
+    now_s += GATHER_S
+    release._release(windows[2:])
+    (first_s, first), (second_s, _) = rests.begun
+    assert first_s == second_s
+    assert RETRY_PAUSE_S <= first_s < RETRY_PAUSE_S + GATHER_S
+    first()
+    eventually(lambda: len(store.settled) == 2, within_s=SOON_S)
+    assert jobs == [[0], [1], [2], [0, 1]]

@@ -10,10 +10,13 @@ that a heavy one does not delay the planning of the next.
 
 import logging
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import count
+from math import ceil
 from typing import Generic, TypeGuard, cast
 
 from duetime.client.http_models import OverdueRelease
@@ -40,6 +43,9 @@ WINDOWS = 16
 
 #: Overdue releases at once. They are not urgent, and must not take the cores from windows.
 BACKGROUND = 2
+
+#: Failed jobs that are repeated within this time are repeated together, in seconds.
+GATHER_S = 4.0
 
 #: Longest wait between two reads of the clock, in seconds: it may have been set.
 CLOCK_INTERVAL_S = 1.0
@@ -76,6 +82,9 @@ class ReleaseScheduler(Generic[ClaimT]):
             clock=clock,
         )
         self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        #: Claims of failed jobs, by the number of GATHER_S after which they are repeated.
+        self._resting = defaultdict[int, list[ClaimT]](list)
         #: Messages that were past due before a window acquired them; 0 on a healthy system.
         self.overdue_messages = 0
         #: The latest scans that found some. Replaced, and not changed: other threads read it.
@@ -179,12 +188,30 @@ class ReleaseScheduler(Generic[ClaimT]):
             log.warning("release job failed, repeating now error=%s claims=%s", error, claims)
             self._repeat(claims)
         except Exception:
-            log.exception(
-                "release job failed, repeating in %.0f s claims=%s", RETRY_PAUSE_S, claims
-            )
-            rest = threading.Timer(RETRY_PAUSE_S, self._repeat, [claims])
+            rest_s = self._repeat_later(claims)
+            log.exception("release job failed, repeating in %.0f s claims=%s", rest_s, claims)
+
+    def _repeat_later(self, claims: Sequence[ClaimT]) -> float:
+        """Repeat failed claims after a rest, together with others that failed at about that time.
+
+        They are read back once: for one window after the other that took a minute when a broker had
+        died. Returns the rest in seconds.
+        """
+        now_s = time.monotonic()
+        turn = ceil((now_s + RETRY_PAUSE_S) / GATHER_S)
+        rest_s = turn * GATHER_S - now_s
+        with self._lock:
+            is_first = turn not in self._resting
+            self._resting[turn].extend(claims)
+        if is_first:
+            rest = threading.Timer(rest_s, lambda: self._repeat(self._rested(turn)))
             rest.daemon = True
             rest.start()
+        return rest_s
+
+    def _rested(self, turn: int) -> list[ClaimT]:
+        with self._lock:
+            return self._resting.pop(turn)
 
     def _repeat(self, claims: Sequence[ClaimT]) -> None:
         """Release failed claims again: as started, so that written messages are read back."""
