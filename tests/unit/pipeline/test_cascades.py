@@ -418,13 +418,15 @@ def test_range_whose_cancels_cannot_be_routed_first_is_one_job(cascades, clock, 
 
 
 class Rests:
-    """Timers that go off when a test says so."""
+    """Timers that go off when a test says so, and a clock that it sets."""
 
-    def __init__(self):
-        self.begun = []
+    def __init__(self, monkeypatch):
+        self.now_s, self.begun = 1_000.0, []
+        monkeypatch.setattr(scheduler, "threading", SimpleNamespace(Timer=self))
+        monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: self.now_s))
 
-    def __call__(self, interval_s, end):
-        self.begun.append((interval_s, end))
+    def __call__(self, interval_s, end, given):
+        self.begun.append((self.now_s + interval_s, end, given))
         return self
 
     def start(self):
@@ -438,27 +440,56 @@ class Failing(Backlog):
         self._overdue = [replace(each, started_ms=NOW_MS) for each in claims]
 
 
-def test_windows_that_fail_at_about_the_same_time_are_repeated_together(released, monkeypatch):
-    rests, now_s = Rests(), 1_000.0
-    release = released(store := Failing([]))
-    monkeypatch.setattr(scheduler, "threading", SimpleNamespace(Timer=rests))
-    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: now_s))
-    jobs = []
+@pytest.fixture
+def failed(released, monkeypatch):
+    """Return a release, its jobs, which fail at first, their rests, and what is settled."""
+    release, jobs = released(store := Failing([])), []
 
     def job(claims):
-        jobs.append([each.partition for each in claims])
-        if claims[0].started_ms is None:
+        jobs.append(sorted(each.partition for each in claims))
+        if not turns.is_set():
             raise KafkaError("a broker has died")
 
+    turns = threading.Event()
     release._job = job
-    windows = [replace(late(number), end=1) for number in range(3)]
-    for each in windows[:2]:
-        release._release([each])
-    now_s += GATHER_S
-    release._release(windows[2:])
-    (first_s, first), (second_s, _) = rests.begun
-    assert first_s == second_s
-    assert RETRY_PAUSE_S <= first_s < RETRY_PAUSE_S + GATHER_S
-    first()
-    eventually(lambda: len(store.settled) == 2, within_s=SOON_S)
+    return release, jobs, turns, Rests(monkeypatch), store.settled
+
+
+def window(number):
+    return replace(late(number), end=1)
+
+
+def test_windows_that_fail_at_about_the_same_time_are_repeated_together(failed):
+    release, jobs, mended, rests, settled = failed
+    failed_s = []
+    for number, pause_s in enumerate((0, GATHER_S / 4, GATHER_S)):
+        rests.now_s += pause_s
+        failed_s.append(rests.now_s)
+        release._release([window(number)])
+    (first_s, first, given), (second_s, *_) = rests.begun
+    assert (
+        RETRY_PAUSE_S <= first_s - failed_s[1] < first_s - failed_s[0] <= RETRY_PAUSE_S + GATHER_S
+    )
+    assert second_s == first_s + GATHER_S
+    mended.set()
+    first(*given)
+    eventually(lambda: len(settled) == 2, within_s=SOON_S)
     assert jobs == [[0], [1], [2], [0, 1]]
+
+
+def test_windows_that_fail_together_again_are_repeated_alone(failed):
+    release, jobs, mended, rests, settled = failed
+    release._release([replace(window(number), started_ms=NOW_MS) for number in range(2)])
+    mended.set()
+    ((_, end, given),) = rests.begun
+    end(*given)
+    eventually(lambda: len(settled) == 2, within_s=SOON_S)
+    assert jobs == [[0, 1], [0], [1]]
+
+
+def test_a_far_slot_that_fails_waits_for_no_window(failed):
+    release, _, _, rests, _ = failed
+    rests.now_s += GATHER_S / 4
+    release._release([OffsetRange(FAR, 9, 0, 1)])
+    ((end_s, *_),) = rests.begun
+    assert end_s == rests.now_s + RETRY_PAUSE_S

@@ -44,7 +44,7 @@ WINDOWS = 16
 #: Overdue releases at once. They are not urgent, and must not take the cores from windows.
 BACKGROUND = 2
 
-#: Failed jobs that are repeated within this time are repeated together, in seconds.
+#: Windows that failed within this time are repeated together, in seconds.
 GATHER_S = 4.0
 
 #: Longest wait between two reads of the clock, in seconds: it may have been set.
@@ -83,8 +83,8 @@ class ReleaseScheduler(Generic[ClaimT]):
         )
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        #: Claims of failed jobs, by the number of GATHER_S after which they are repeated.
-        self._resting = defaultdict[int, list[ClaimT]](list)
+        #: Claims of failed jobs, by the instant of the monotonic clock at which they are repeated.
+        self._resting = defaultdict[float, list[ClaimT]](list)
         #: Messages that were past due before a window acquired them; 0 on a healthy system.
         self.overdue_messages = 0
         #: The latest scans that found some. Replaced, and not changed: other threads read it.
@@ -188,30 +188,38 @@ class ReleaseScheduler(Generic[ClaimT]):
             log.warning("release job failed, repeating now error=%s claims=%s", error, claims)
             self._repeat(claims)
         except Exception:
-            rest_s = self._repeat_later(claims)
-            log.exception("release job failed, repeating in %.0f s claims=%s", rest_s, claims)
+            log.exception("release job failed, will be repeated claims=%s", claims)
+            self._repeat_later(claims)
 
-    def _repeat_later(self, claims: Sequence[ClaimT]) -> float:
-        """Repeat failed claims after a rest, together with others that failed at about that time.
+    def _repeat_later(self, claims: Sequence[ClaimT]) -> None:
+        """Repeat failed claims after a rest, those of windows with others that failed just then.
 
-        They are read back once: for one window after the other that took a minute when a broker had
-        died. Returns the rest in seconds.
+        A far slot waits no longer than it has to: its messages may be due soon.
         """
         now_s = time.monotonic()
-        turn = ceil((now_s + RETRY_PAUSE_S) / GATHER_S)
-        rest_s = turn * GATHER_S - now_s
+        end_s = now_s + RETRY_PAUSE_S
+        if not any(map(self._is_far, claims)):
+            end_s = ceil(end_s / GATHER_S) * GATHER_S
         with self._lock:
-            is_first = turn not in self._resting
-            self._resting[turn].extend(claims)
-        if is_first:
-            rest = threading.Timer(rest_s, lambda: self._repeat(self._rested(turn)))
-            rest.daemon = True
-            rest.start()
-        return rest_s
+            if end_s not in self._resting:
+                rest = threading.Timer(end_s - now_s, self._repeat_rested, [end_s])
+                rest.daemon = True
+                rest.start()
+            self._resting[end_s].extend(claims)
 
-    def _rested(self, turn: int) -> list[ClaimT]:
+    def _repeat_rested(self, end_s: float) -> None:
+        """Repeat claims that have failed once in one job, which reads back once for all.
+
+        One job after the other took a minute when a broker had died. A claim that has failed again
+        is repeated alone: it may be the one that fails the others.
+        """
         with self._lock:
-            return self._resting.pop(turn)
+            rested = self._resting.pop(end_s)
+        if once := [each for each in rested if each.started_ms is None]:
+            self._repeat(once)
+        for each in rested:
+            if each.started_ms is not None:
+                self._repeat([each])
 
     def _repeat(self, claims: Sequence[ClaimT]) -> None:
         """Release failed claims again: as started, so that written messages are read back."""
@@ -274,8 +282,10 @@ class ReleaseScheduler(Generic[ClaimT]):
 
     def _is_ahead(self, claim: Claim, now_ms: int) -> TypeGuard[OffsetRange]:
         """Return whether it is of a far slot that has messages due after `now_ms`."""
-        is_far = isinstance(claim, OffsetRange) and claim.topic in self._far
-        return is_far and claim.due != ANY_TIME and claim.due.to_ms > now_ms
+        return self._is_far(claim) and claim.due != ANY_TIME and claim.due.to_ms > now_ms
+
+    def _is_far(self, claim: Claim) -> TypeGuard[OffsetRange]:
+        return isinstance(claim, OffsetRange) and claim.topic in self._far
 
     def _planned_next_ms(self, claim: Claim, now_ms: int) -> int:
         """Return when a window acquires the claim's partition next; LATEST_MS if none does."""
