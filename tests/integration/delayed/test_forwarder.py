@@ -85,12 +85,16 @@ class Shown:
         place = TopicPartition(topic, partition, 0)
         eventually(
             lambda: self.count(topic, partition) >= count,
-            lambda: f"{self.count(topic, partition)} in {topic}",
+            lambda: f"{self.count(topic, partition)} in {topic}, of {self._counts()}",
         )
         self._consumer.assign([place])
         found = self._consumer.consume(count, timeout=PATIENCE_S)
         assert (len(found), self.count(topic, partition)) == (count, count)
         return found
+
+    def _counts(self):
+        topics = self.name, self.names.retry, self.names.rejected, self.names.dead_letter
+        return {topic: self.count(topic) for topic in topics}
 
     def has_standby(self):
         """Return whether one leads, and another stands by."""

@@ -166,9 +166,10 @@ def test_rows_of_a_leader_that_steps_down_are_not_sent(settings, spark, join, mo
     rows = spark.range(1).where(lease_is_held(settings.in_term(1)))
     eventually(lambda: rows.count() == 1)
     assert leader.holds_lease()
-    monkeypatch.setattr(leader, "_renew", lambda: None)
-    leader._step_down()
-    assert not leader.is_leading.is_set()
+    monkeypatch.setattr(leader, "_renew", lambda _: None)
+    # Its own thread steps down, after a renewal that is under way.
+    monkeypatch.setattr(leader, "_is_superseded", lambda: True)
+    eventually(lambda: not leader.is_leading.is_set())
     assert not leader.holds_lease()
     monkeypatch.setattr(lease, "WAITS_MS", (1,))
     with pytest.raises(PySparkException, match="the lead is lost"):
