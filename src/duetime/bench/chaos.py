@@ -59,6 +59,9 @@ FAILOVER_S, WARM_UP_S, QUIET_S = 100.0, 45, 10.0
 #: After this long, all messages that were in flight when the leader died have arrived, in seconds.
 IN_FLIGHT_S = 0.5
 
+#: The interval between counts of the messages themselves, in seconds: each reads all of them.
+RECOUNT_S = 5.0
+
 #: How long a start was waited on for a message, in seconds, and whether one arrived.
 Wait = tuple[float, bool]
 
@@ -276,6 +279,9 @@ def _load(
         def count() -> Figures:
             load()
             arrived.wait_for(plan.messages, TIMEOUT_S)
+            if settings.transactional_delivery:
+                # Ends of transactions have offsets, too.
+                wait_until(lambda: not arrived.report(plan.messages)["lost"], TIMEOUT_S, RECOUNT_S)
             # A duplicate may arrive now.
             time.sleep(settings.overdue_scan_interval_ms / 1_000)
             found = arrived.report(plan.messages)

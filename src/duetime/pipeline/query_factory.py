@@ -8,6 +8,7 @@ crash meanwhile repeats one.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -94,6 +95,9 @@ class QueryFactory:
         self._offsets = Offsets(settings, self._names.intake_group)
         self._checkpoints = Checkpoints(spark, settings, self._offsets)
         self._start = IntakeStart(settings, self._checkpoints, self._offsets)
+        #: The steps of both intake queries, once one has built them.
+        self._intake: Intake | None = None
+        self._intake_lock = threading.Lock()
         #: The last run of the query that has state.
         self._redelivery_run: StreamingQuery | None = None
 
@@ -190,7 +194,8 @@ class QueryFactory:
         committed_only: bool = False,
         starting: Mapping[Partition, int] | None = None,
     ) -> StreamingQuery:
-        intake = Intake(self._settings)
+        with self._intake_lock:
+            intake = self._intake = self._intake or Intake(self._settings)
         recovery = intake_recovery(self._settings, self._delivery_logs[None], intake)
         return self._start_real_time(
             name,

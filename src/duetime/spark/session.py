@@ -19,7 +19,7 @@ from duetime.core.settings import Settings, is_submitted
 from duetime.core.threads import wait_until
 from duetime.kafka.connection import TASK_VARIABLE
 from duetime.local.jars import spark_archive
-from duetime.spark.catalyst import java_class
+from duetime.spark.catalyst import cache_functions, java_class
 from duetime.spark.secrets import TASK_SECRETS, task_environment
 
 #: Threads of local mode. A real-time query holds one for each partition that it reads, mostly
@@ -193,6 +193,7 @@ def spark_session(
         # Only now: what it knows before, the JVM has on its command line.
         conf.set(f"spark.executorEnv.{name}", value)
     session = SparkSession.builder.config(conf=conf).getOrCreate()
+    cache_functions(jvm(session))
     for name in secrets:
         # Spark sends a session's properties with each task, and PySpark these with each function.
         session.conf.unset(f"spark.executorEnv.{name}")

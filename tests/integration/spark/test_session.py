@@ -1,10 +1,14 @@
 """Default Spark properties, and the options of the JVM."""
 
 import pytest
+from py4j.java_gateway import GatewayClient
+from py4j.protocol import REFLECTION_COMMAND_NAME
+from pyspark.sql import functions as F
 
 from duetime.core.settings import Settings
 from duetime.pipeline.class_archive import load_classes
-from duetime.spark.session import default_properties
+from duetime.spark.catalyst import java_class
+from duetime.spark.session import default_properties, jvm
 
 MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
@@ -34,6 +38,23 @@ def test_jvm_out_of_memory_ends(spark):
     java = spark._jvm.java.lang
     diagnostic = java.management.ManagementFactory.getPlatformMXBean(java.Class.forName(bean))
     assert diagnostic.getVMOption("ExitOnOutOfMemoryError").getValue() == "true"
+
+
+def test_names_of_the_jvm_are_looked_up_once(spark, monkeypatch):
+    def use_names():
+        F.when(F.lit(1) == F.length(F.lit("a")), F.array(F.lit(2)))
+        return java_class(jvm(spark), "java.lang.System").nanoTime()
+
+    first, commands, send = use_names(), [], GatewayClient.send_command
+
+    def recorded(client, command, *args, **named):
+        commands.append(command)
+        return send(client, command, *args, **named)
+
+    monkeypatch.setattr(GatewayClient, "send_command", recorded)
+    assert use_names() > first
+    assert commands
+    assert not [each for each in commands if each.startswith(REFLECTION_COMMAND_NAME)]
 
 
 def test_steps_of_a_pipeline_load_its_classes_for_the_archive(spark, tmp_path):

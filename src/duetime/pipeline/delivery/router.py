@@ -40,6 +40,7 @@ from duetime.pipeline.delivery.rows import (
     ErrorCase,
     MessageColumns,
     Route,
+    SinkColumns,
     SinkRow,
     choose,
     error_struct,
@@ -75,13 +76,16 @@ class Router:
         self._settings = settings
         self._names = TopicNames(settings)
         self._wheel = settings.wheel
+        self._lease_is_held: Column | None = None
 
-    def rows(self, records: DataFrame, to: Route) -> DataFrame:
+    def rows(self, records: DataFrame, to: Route | SinkColumns) -> DataFrame:
         """Return rows for the sink, while this process leads.
 
         The filter comes last: rows that an earlier step held up are held up here.
         """
-        return sink_rows(records.where(lease_is_held(self._settings)), to)
+        if self._lease_is_held is None:
+            self._lease_is_held = lease_is_held(self._settings)
+        return sink_rows(records.where(self._lease_is_held), to)
 
     def route(
         self,

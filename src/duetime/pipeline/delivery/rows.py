@@ -97,18 +97,32 @@ def choose(*cases: tuple[Column, Route], otherwise: Route) -> Choice:
     return Choice(cases, otherwise)
 
 
-def sink_rows(records: DataFrame, to: Route) -> DataFrame:
-    """Return the rows of records for the sink.
+@dataclass(frozen=True, slots=True)
+class SinkColumns:
+    """The columns of a route: which row is chosen, and then its fields; see `sink_rows`."""
 
-    The conditions are evaluated once a record, in a column of their own: in each column of the row
-    they would be generated code that is too large for the JVM's compilers.
-    """
-    if isinstance(to, SinkRow):
-        return records.select(*to.columns())
-    rows: list[SinkRow] = []
-    number = _numbered(to, rows)
-    row = SinkRow(*(_by_number([getattr(each, name) for each in rows]) for name in SINK))
-    return records.select("*", number.alias(ROW)).select(*row.columns())
+    chosen: tuple[Column, ...]
+    fields: tuple[Column, ...]
+
+    @classmethod
+    def of(cls, to: Route) -> "SinkColumns":
+        """Build them: hundreds of calls to the JVM, which a caller with many batches makes once.
+
+        The conditions are evaluated once a record, in a column of their own: in each column of the
+        row they would be generated code that is too large for the JVM's compilers.
+        """
+        if isinstance(to, SinkRow):
+            return cls((), tuple(to.columns()))
+        rows: list[SinkRow] = []
+        number = _numbered(to, rows)
+        row = SinkRow(*(_by_number([getattr(each, name) for each in rows]) for name in SINK))
+        return cls((number.alias(ROW),), tuple(row.columns()))
+
+
+def sink_rows(records: DataFrame, to: Route | SinkColumns) -> DataFrame:
+    """Return the rows of records for the sink."""
+    columns = to if isinstance(to, SinkColumns) else SinkColumns.of(to)
+    return records.select("*", *columns.chosen).select(*columns.fields)
 
 
 def _numbered(to: Route, rows: list[SinkRow]) -> Column:

@@ -160,18 +160,17 @@ def without(headers: Column, names: Sequence[str]) -> Column:
     A filter is interpreted. For a sender that writes these headers first, as duetime's client does,
     a slice replaces it.
     """
-    count = F.lit(0)
+    count, leading, own = F.lit(0), F.lit(len(names)), F.array(*map(F.lit, names))
     for name in names:
         count = count + F.map_contains_key("by_name", name).cast("int")
-    leading = F.lit(len(names))
     for position in reversed(range(len(names))):
         key = F.get(headers, F.lit(position))["key"]
-        leading = F.when(key.isin(*names), leading).otherwise(position)
+        leading = F.when(F.array_contains(own, key), leading).otherwise(position)
     are_first = (F.size(headers) == F.size("by_name")) & (leading == count)
     return (
         F.when(F.size(headers) == 0, headers)
         .when(are_first, F.slice(headers, leading + 1, F.size(headers)))
-        .otherwise(F.filter(headers, lambda one: ~one["key"].isin(*names)))
+        .otherwise(F.filter(headers, lambda one: ~F.array_contains(own, one["key"])))
     )
 
 

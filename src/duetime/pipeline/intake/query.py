@@ -40,7 +40,12 @@ from duetime.core.topics import TopicNames
 from duetime.pipeline import RECOVER
 from duetime.pipeline.delivery.delivery_errors import request_metadata, topic_metadata
 from duetime.pipeline.delivery.router import Router
-from duetime.pipeline.delivery.rows import MessageColumns, first_error, pending_headers
+from duetime.pipeline.delivery.rows import (
+    MessageColumns,
+    SinkColumns,
+    first_error,
+    pending_headers,
+)
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.intake.canonical_request import (
     CanonicalRequest,
@@ -154,7 +159,7 @@ class Intake:
         """Return a row for the sink for each place that a message goes to."""
         known = identified.select("*", self._metadata).where(self._request_metadata)
         placed = known.select("*", self._lowest_level).select("*", self._level, *self._written)
-        return self._router.rows(placed.select("*", self._delivery_error), self._sink_row)
+        return self._router.rows(placed.select("*", self._delivery_error), self._sink_columns)
 
     def _route_columns(self) -> None:
         settings, router, now = self._settings, self._router, F.col("now")
@@ -174,13 +179,14 @@ class Intake:
         is_due = error.isNull() & ~message.is_cancel & (message.due_ms <= now)
         found = router.delivery_error(message, F.col("metadata"), now)
         self._delivery_error = F.when(is_due, found).alias("delivery_error")
-        self._sink_row = router.route(
+        route = router.route(
             message,
             now,
             level=F.col("level"),
             rejected=(error.isNotNull(), router.rejected(error["reason"], error["detail"])),
             due_now=router.due_now(message, F.col("metadata"), delivery_error),
         )
+        self._sink_columns = SinkColumns.of(route)
 
 
 def _is_of_schedule() -> Column:

@@ -22,6 +22,7 @@ from duetime.pipeline.delivery.router import Router
 from duetime.pipeline.delivery.rows import (
     FailureColumns,
     MessageColumns,
+    SinkColumns,
     SinkRow,
     choose,
     dead_letter_headers,
@@ -73,8 +74,9 @@ class RedeliveryColumns:
         self._error = F.when(is_sent, error).alias("error")
         dead = F.col("is_dead"), _dead_letter(message, settings)
         due_now = self._routes.due_now(message, metadata, F.col("error"))
-        self._row = self._routes.route(message, now, rejected=dead, due_now=due_now)
-        self._row_at_once = choose(dead, otherwise=due_now)
+        row = self._routes.route(message, now, rejected=dead, due_now=due_now)
+        self._row = SinkColumns.of(row)
+        self._row_at_once = SinkColumns.of(choose(dead, otherwise=due_now))
 
     def judged(self, records: DataFrame) -> DataFrame:
         """Add `count` (of redeliveries), `is_dead`, `reason`; `due_ms`, `id` of the next one."""

@@ -39,7 +39,7 @@ from duetime.pipeline.delivery.delivery_errors import topic_metadata
 from duetime.pipeline.delivery.isolation import FailedDestinations
 from duetime.pipeline.delivery.router import Router
 from duetime.pipeline.delivery.rows import (
-    Route,
+    SinkColumns,
     choose,
     message_columns,
     parsed,
@@ -244,7 +244,7 @@ def _pace(settings: Settings) -> tuple[tuple[Column, Column], Column]:
     return (now_ms().alias("now"), metadata), passes
 
 
-def _route(router: Router) -> tuple[Column, Route]:
+def _route(router: Router) -> tuple[Column, SinkColumns]:
     """Return `error`, why a message cannot be sent, and its row: to its slot or destination."""
     is_later, message = F.col("later"), message_columns()
     error = router.delivery_error(message, F.col("metadata"), now_ms())
@@ -253,7 +253,8 @@ def _route(router: Router) -> tuple[Column, Route]:
         (is_later, router.store(message, F.col("now"))),
         otherwise=router.due_now(message, F.col("metadata"), F.col("error")),
     )
-    return F.when(F.col("is_whole") & ~is_later, error).alias("error"), row
+    error = F.when(F.col("is_whole") & ~is_later, error).alias("error")
+    return error, SinkColumns.of(row)
 
 
 def count_cancelled(planned: Observed) -> None:
