@@ -95,6 +95,9 @@ SPARK_PROPERTIES = REQUIRED_PROPERTIES | {
     # Plans are made while messages wait: for each column, PySpark would report its line of Python
     # to the JVM in ten calls.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # Only hexadecimal digits are put into lower case: to load the mappings of all languages takes a
+    # second of each core at a start.
+    "spark.sql.icu.caseMappings.enabled": "false",
     # No web server unless spark.ui.enabled is set in spark_properties.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
