@@ -18,7 +18,7 @@ from duetime.delayed import DelayedConsumer
 PATIENCE_S = 150.0
 
 #: Of a producer: what a new topic's leader refuses at first is not written after what came later.
-IN_ORDER = {"enable.idempotence": True}
+IN_ORDER = {"enable.idempotence": True, "max.in.flight.requests.per.connection": 1}
 
 #: Of a producer: what is reported takes up all its queue until the report has returned.
 ONE_AT_A_TIME = {"queue.buffering.max.messages": 1}

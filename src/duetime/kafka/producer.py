@@ -51,13 +51,19 @@ TOO_LARGE = (BrokerError.MSG_SIZE_TOO_LARGE, BrokerError.RECORD_LIST_TOO_LARGE)
 #: goes alone, and no topic of duetime's takes less.
 OF_ANY_SIZE = {"message.max.bytes": 1_000_000_000, "batch.size": 64 * 1024}
 
-#: Acknowledged by every in-sync replica, each record once however often it is retried; and a key
-#: goes to the partition where Kafka's Java producer sends it, which librdkafka does not by default.
-_RELIABLE: Properties = {
+#: Acknowledged by every in-sync replica, each record once however often it is retried. With more
+#: than one request in flight, librdkafka reports a record as delivered that no broker has: one that
+#: a new leader has refused, if the leader takes the next request. A broker takes any first sequence
+#: of a producer that it does not know (confluent-kafka-go's issue 921).
+_IDEMPOTENT: Properties = {
     "acks": "all",
     "enable.idempotence": True,
-    "partitioner": "murmur2_random",
+    "max.in.flight.requests.per.connection": 1,
 }
+
+#: A key goes to the partition where Kafka's Java producer sends it, which librdkafka does not by
+#: default.
+_RELIABLE: Properties = _IDEMPOTENT | {"partitioner": "murmur2_random"}
 
 
 def producer_properties(settings: Settings) -> Properties:
@@ -190,8 +196,7 @@ class CopyProducer:
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
         """`properties` are librdkafka's, for the cluster."""
-        reliable = {"acks": "all", "enable.idempotence": True}
-        self._producer = Producer(dict(properties) | reliable | OF_ANY_SIZE)
+        self._producer = Producer(dict(properties) | _IDEMPOTENT | OF_ANY_SIZE)
         self._replacements = deque[tuple[OutboundRecord, OnFailure]]()
         self._lock = threading.Lock()
 
