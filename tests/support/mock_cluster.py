@@ -7,7 +7,7 @@ import ctypes
 from contextlib import contextmanager
 from pathlib import Path
 
-from confluent_kafka import Producer
+import confluent_kafka  # noqa: F401 (it loads the library)
 
 #: The number of a produce request in Kafka's protocol.
 PRODUCE = 0
@@ -18,9 +18,13 @@ ANSWER_MS = 200
 
 def librdkafka():
     """The library that confluent-kafka has loaded."""
-    Producer({})
     lines = Path("/proc/self/maps").read_text().splitlines()
-    library = ctypes.CDLL(next(each.split()[-1] for each in lines if "librdkafka" in each))
+    return ctypes.CDLL(next(each.split()[-1] for each in lines if "librdkafka" in each))
+
+
+def _mocking():
+    """The library, with the results of the functions that return pointers."""
+    library = librdkafka()
     library.rd_kafka_new.restype = ctypes.c_void_p
     library.rd_kafka_conf_new.restype = ctypes.c_void_p
     library.rd_kafka_mock_cluster_new.restype = ctypes.c_void_p
@@ -49,7 +53,7 @@ class MockCluster:
 
 @contextmanager
 def mock_cluster():
-    library = librdkafka()
+    library = _mocking()
     error = ctypes.create_string_buffer(512)
     conf = ctypes.c_void_p(library.rd_kafka_conf_new())
     owner = ctypes.c_void_p(library.rd_kafka_new(0, conf, error, ctypes.c_size_t(512)))

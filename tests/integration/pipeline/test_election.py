@@ -169,7 +169,8 @@ def test_rows_of_a_leader_that_steps_down_are_not_sent(settings, spark, join, mo
     monkeypatch.setattr(leader, "_renew", lambda _: None)
     # Its own thread steps down, after a renewal that is under way.
     monkeypatch.setattr(leader, "_is_superseded", lambda: True)
-    eventually(lambda: not leader.is_leading.is_set())
+    eventually(lambda: leader._fence is None)
+    assert not leader.is_leading.is_set()
     assert not leader.holds_lease()
     monkeypatch.setattr(lease, "WAITS_MS", (1,))
     with pytest.raises(PySparkException, match="the lead is lost"):

@@ -2,10 +2,10 @@
 
 import ctypes
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError as BrokerError
+from tests.support.mock_cluster import librdkafka
 
 from duetime.core.errors import ClientFailed, KafkaError
 from duetime.queue import consumer
@@ -14,12 +14,10 @@ from duetime.queue.markers import END_VALUE, MarkerKey, MarkerProducer, start_va
 
 def fail(marking):
     """Fail its client for good, by librdkafka's function for tests."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    library = ctypes.CDLL(next(one.split()[-1] for one in lines if "librdkafka" in one))
     # The first field of confluent-kafka's struct.
     client = ctypes.c_void_p.from_address(id(marking._producer) + object.__basicsize__)
     code = BrokerError.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert library.rd_kafka_test_fatal_error(client, code, b"for this test") == 0
+    assert librdkafka().rd_kafka_test_fatal_error(client, code, b"for this test") == 0
 
 
 @pytest.fixture

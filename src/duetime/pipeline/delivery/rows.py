@@ -99,7 +99,7 @@ def choose(*cases: tuple[Column, Route], otherwise: Route) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """The columns of a route: which row is chosen, and then its fields; see `sink_rows`."""
+    """The columns of a route: the chosen row's number, if there are several, and its fields."""
 
     chosen: tuple[Column, ...]
     fields: tuple[Column, ...]
