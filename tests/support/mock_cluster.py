@@ -13,7 +13,7 @@ import confluent_kafka  # noqa: F401 (it loads the library)
 PRODUCE = 0
 
 #: How long each answer takes, in ms: all requests are sent before the first is answered.
-ANSWER_MS = 200
+ANSWER_MS = 50
 
 
 def librdkafka():
