@@ -10,6 +10,7 @@ from tests.support.clocks import eventually
 from tests.support.topics import small_settings
 
 from duetime.core.clock import SystemClock
+from duetime.core.errors import KafkaError
 from duetime.core.messages import SCHEDULED_HEADERS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
@@ -163,6 +164,39 @@ def test_refused_record_is_isolated_and_others_arrive_once(sending):
     # As it waited, for who sends it by itself.
     assert [dict(each.headers())["due-topic"].decode() for each in found] == [refusing, missing]
     assert found[1].value() == b"nowhere"
+
+
+def test_requests_that_wait_behind_a_refused_one_are_repeated(sending):
+    """librdkafka drops them, and counts their sequence numbers: the next transaction failed."""
+    refusing = sending.destination(**{"max.message.bytes": "1000"})
+    topics = [sending.destination() for _ in range(8)]
+    for each in (*topics[:4], refusing, *topics[4:]):
+        sending.due(each, "x" * 5_000, name=f"000000000001-{each}")
+    sending.isolated.clear()
+    with sending.forwarder() as forwarder:
+        sending.forward(forwarder, forwarder.position + 9)
+    assert sending.isolated == [refusing]
+    assert [len(sending.arrived(each)) for each in topics] == [1] * 8
+
+
+def test_refused_forwarder_gives_way_to_a_later_one(sending):
+    """The later one goes on between the refusal and the earlier one's next transaction."""
+    refusing, topic = sending.destination(**{"max.message.bytes": "1000"}), sending.destination()
+    sending.due(topic, "ahead")
+    sending.due(refusing, "x" * 5_000, name="000000000001-too-large")
+
+    def take_over(_topic):
+        with sending.forwarder() as new:
+            sending.forward(new, start + 2)
+
+    with Forwarder(sending.settings, SystemClock(), take_over) as old:
+        old.begin()
+        start = old.position
+        with pytest.raises(KafkaError, match="another process"):
+            sending.forward(old, start + 2)
+        with sending.forwarder() as new:
+            assert new.position == start + 2
+    assert sending.values(topic) == ["ahead"]
 
 
 @pytest.mark.slow

@@ -237,11 +237,30 @@ class Forwarder:
 
         Raises KafkaException, KafkaError.
         """
-        self._producer = Producer(producer_properties(self._settings))
-        self._producer.init_transactions(TRANSACTION_TIMEOUT_S)
+        self._producer = self._new_producer()
         self._locate()
         self._remember()
         self._consumer.assign([TopicPartition(self._sending, 0, self.position)])
+
+    def _new_producer(self) -> Producer:
+        """Return a producer; the open transaction of any other one is aborted."""
+        producer = Producer(producer_properties(self._settings))
+        producer.init_transactions(TRANSACTION_TIMEOUT_S)
+        return producer
+
+    def _replace_producer(self) -> None:
+        """Abort the transaction, and continue with another producer. Raises KafkaError.
+
+        When a record is refused, librdkafka drops requests that have sequence numbers but are not
+        sent yet, and the producer's next transaction would be out of order.
+        """
+        if self._producer:
+            self._producer.purge()
+        self._producer, before = self._new_producer(), self.position
+        self._locate()
+        # A later forwarder went on, which this one has now fenced off.
+        if self.position != before:
+            raise KafkaError(f"another process has forwarded messages of {self._sending}")
 
     def _remember(self) -> None:
         """Read the ids of the messages that were forwarded within REMEMBER_S."""
@@ -272,6 +291,7 @@ class Forwarder:
             for topic in refused:
                 self._isolated_until_s[topic] = time.monotonic() + ISOLATED_S
                 self._isolate(topic)
+            self._replace_producer()
         self.position = end
         return True
 
@@ -299,7 +319,6 @@ class Forwarder:
         topics = [self._topic(entry, is_isolated=is_isolated) for _, entry in records]
         self._producer.begin_transaction()
         if refused := self._send(self._producer, records, topics):
-            self._producer.abort_transaction(TRANSACTION_TIMEOUT_S)
             return refused
         self._send_offset(self._producer, end)
         self._producer.commit_transaction(TRANSACTION_TIMEOUT_S)
