@@ -411,8 +411,8 @@ def producer_properties(settings: Settings) -> dict[str, str | int | float | boo
         "socket.timeout.ms": int(TRANSACTION_TIMEOUT_S * 500),
         "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1_000),
         "delivery.timeout.ms": int(DELIVERY_S * 1_000),
-        # A topic may accept each record, but not a larger batch. Smaller batches are slower, because
-        # a broker gets one request at a time.
+        # A topic may accept each record, but not a larger batch. Smaller batches are slower: a
+        # broker gets one request at a time.
         "batch.size": 64 * 1024,
         # While the last transaction ends, brokers answer that the request is to be retried.
         "retry.backoff.ms": 5,
