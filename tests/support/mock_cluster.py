@@ -7,10 +7,13 @@ import ctypes
 from contextlib import contextmanager
 from pathlib import Path
 
-import confluent_kafka  # noqa: F401 (it loads the library)
+from confluent_kafka import Consumer, TopicPartition
 
 #: The number of a produce request in Kafka's protocol.
 PRODUCE = 0
+
+#: The timeout of a request, in seconds.
+TIMEOUT_S = 30.0
 
 #: How long each answer takes, in ms: all requests are sent before the first is answered.
 ANSWER_MS = 50
@@ -42,6 +45,13 @@ class MockCluster:
 
     def create_topic(self, name):
         assert self._library.rd_kafka_mock_topic_create(self._cluster, name.encode(), 1, 1) == 0
+
+    def count(self, topic):
+        """The number of records in the topic."""
+        client = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "t", "log_level": 0})
+        _, end = client.get_watermark_offsets(TopicPartition(topic, 0), TIMEOUT_S)
+        client.close()
+        return end
 
     def refuse(self, *codes):
         """Answer the next produce requests with these errors; 0 is none."""

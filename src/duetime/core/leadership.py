@@ -14,9 +14,11 @@ Nothing in here waits or sends: a caller gives the time.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+from duetime.core.errors import LeaderPaused
 
 #: Interval of heartbeats, in seconds.
 HEARTBEAT_S = 0.25
@@ -155,3 +157,9 @@ class Leadership:
 
     def _is_warm(self, member: str) -> bool:
         return self._standbys.get(member, (0.0, False))[1]
+
+
+def check_lease(holds_lease: Callable[[], bool]) -> None:
+    """Raise LeaderPaused unless the lease is held: for code that sends from Python."""
+    if not holds_lease():
+        raise LeaderPaused("the lease is lost: the next leader sends what is not sent")

@@ -23,6 +23,7 @@ from confluent_kafka import Message, TopicPartition
 
 from duetime.core.clock import SystemClock
 from duetime.core.errors import KafkaError, LeaderPaused, Reason, error_text
+from duetime.core.leadership import check_lease
 from duetime.core.messages import (
     ADDRESS,
     DELIVER_AFTER_MS,
@@ -186,16 +187,11 @@ class DelayedForwarder:
 
     def _check_lease(self) -> None:
         """Raise LeaderPaused if another process may lead: the last step before each record."""
-        _require_lease(self._holds_lease)
+        check_lease(self._holds_lease)
         now_s = time.monotonic()
         if now_s - self._checked_s > PAUSE_S:
             raise LeaderPaused("paused for so long that another process may lead")
         self._checked_s = now_s
-
-
-def _require_lease(holds_lease: Callable[[], bool]) -> None:
-    if not holds_lease():
-        raise LeaderPaused("the lease is lost: the next leader sends what is not sent")
 
 
 class ForwardingProducer:
@@ -296,7 +292,7 @@ class ForwardingProducer:
         until_s = time.monotonic() + FLUSH_S
         while (left := self._producer.flush(LEASE_INTERVAL_S)) and time.monotonic() < until_s:
             # What is not sent is dropped then, and not sent after the next leader has sent it.
-            _require_lease(self._holds_lease)
+            check_lease(self._holds_lease)
         self.check()
         if left:
             raise KafkaError(f"{left} records have not arrived in time: they are read back")

@@ -36,7 +36,7 @@ from duetime.pipeline import (
     SAVING,
 )
 from duetime.pipeline.delivery.destinations import TopicMetadataCache
-from duetime.pipeline.delivery.isolation import FailedDestinations
+from duetime.pipeline.delivery.isolation import FailedDestinations, RecordSender
 from duetime.pipeline.delivery.transactional import TransactionalDelivery
 from duetime.pipeline.leadership.watchdog import Watchdog
 from duetime.pipeline.monitoring.exporter import MetricsExporter, TransactionWatch, note_batch
@@ -82,6 +82,8 @@ class PipelineContext:
     release_job: ReleaseJob
     producer_metrics: ProducerMetrics
     isolation: FailedDestinations
+    #: Sends retries, and records for isolated destinations.
+    sender: RecordSender
     #: Set once the process has warmed up.
     warm: Event
     #: Defers the deletion of records while `delivery_logs` read them.
@@ -239,6 +241,7 @@ class Leader:
             context.delivery_logs,
             context.destinations,
             progress=self._progress,
+            sender=context.sender,
             clock=context.clock,
         )
         self._to_stop.callback(factory.close)

@@ -86,11 +86,12 @@ class QueryFactory:
         destinations: Mapping[str | None, TopicMetadataCache],
         *,
         progress: ProgressKeeper,
+        sender: isolation.RecordSender,
         clock: Clock,
     ) -> None:
         self._spark, self._settings, self._clock = spark, settings, clock
         self._delivery_logs, self._destinations = delivery_logs, destinations
-        self._progress = progress
+        self._progress, self._sender = progress, sender
         self._names = TopicNames(settings)
         self._offsets = Offsets(settings, self._names.intake_group)
         self._checkpoints = Checkpoints(spark, settings, self._offsets)
@@ -113,7 +114,9 @@ class QueryFactory:
         spark, settings, names = self._spark, self._settings, self._names
         logs, destinations, start = self._delivery_logs, self._destinations, self._start_batches
         failed = partial(retry_handler, spark, settings, destinations, logs[None])
-        isolated = partial(isolation.IsolatedSender, spark, settings, destinations, logs)
+        isolated = partial(
+            isolation.IsolatedSender, spark, settings, destinations, logs, sender=self._sender
+        )
         recurring = partial(schedules.ScheduleHandler, spark, settings, destinations, logs[None])
         saving = partial(store_queries.store_handler, spark, settings, logs[None])
         queries: dict[str, Callable[[], StreamingQuery]] = {

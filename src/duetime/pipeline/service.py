@@ -18,7 +18,7 @@ from duetime.core.topics import TopicNames
 from duetime.kafka.admin import check_topics
 from duetime.kafka.offsets import Offsets
 from duetime.pipeline.delivery.destinations import TopicMetadataCache
-from duetime.pipeline.delivery.isolation import FailedDestinations
+from duetime.pipeline.delivery.isolation import FailedDestinations, RecordSender
 from duetime.pipeline.leader import Leader, PipelineContext
 from duetime.pipeline.leadership.election import Election
 from duetime.pipeline.leadership.watchdog import Watchdog
@@ -111,6 +111,7 @@ class Pipeline:
         check_topics(self._settings)
         check_store(self._settings)
         self._election = Election(self._settings, self._clock)
+        self._sender = RecordSender(self._settings, self._election.holds_lease)
         self._election.status = self._standby_status
         with ExitStack() as unless_started:
             unless_started.callback(self._election.close)
@@ -127,7 +128,7 @@ class Pipeline:
                 self._election.start()
             unless_started.pop_all()
             # The next leader reads back at once: nothing of ours may arrive after that.
-            self._to_stop.callback(self._election.close, settle=self._jvms.settle)
+            self._to_stop.callback(self._election.close, settle=self._settle)
         self._election.attach(self._jvms)
         self._context = self._prepare_context(self._settings.in_term(self._next_term()))
         self._rejections = RejectionLogger(self._settings)
@@ -173,6 +174,7 @@ class Pipeline:
             release_job=ReleaseJob(self.spark, settings, delivery_logs[None], isolation),
             producer_metrics=metrics,
             isolation=isolation,
+            sender=self._sender,
             warm=self._warm,
             deletion_guard=guard,
             watchdog=self._watchdog,
@@ -263,6 +265,11 @@ class Pipeline:
 
     def _standby_status(self) -> dict[str, Any]:
         return {IS_WARM: self._warm.is_set() and time.monotonic() >= self._lead_s}
+
+    def _settle(self) -> None:
+        """Wait until nothing is sent from here any more."""
+        self._sender.settle()
+        self._jvms.settle()
 
     def _is_quiet(self) -> bool:
         """Return whether nothing can be sent from here. Raises JVM_ERRORS."""

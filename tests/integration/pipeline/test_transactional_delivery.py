@@ -10,7 +10,7 @@ from tests.support.clocks import eventually
 from tests.support.topics import small_settings
 
 from duetime.core.clock import SystemClock
-from duetime.core.errors import KafkaError
+from duetime.core.errors import KafkaError, LeaderPaused
 from duetime.core.messages import SCHEDULED_HEADERS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
@@ -197,6 +197,20 @@ def test_refused_forwarder_gives_way_to_a_later_one(sending):
         with sending.forwarder() as new:
             assert new.position == start + 2
     assert sending.values(topic) == ["ahead"]
+
+
+def test_refused_forwarder_without_the_lease_fences_nobody_off(sending):
+    refusing, topic = sending.destination(**{"max.message.bytes": "1000"}), sending.destination()
+    sending.due(refusing, "x" * 5_000, name="000000000001-not-taken")
+    sending.due(topic, "of-the-next")
+    with Forwarder(sending.settings, SystemClock(), holds_lease=lambda: False) as old:
+        old.begin()
+        start = old.position
+        with pytest.raises(LeaderPaused):
+            sending.forward(old, start + 2)
+    with sending.forwarder() as new:
+        sending.forward(new, start + 2)
+    assert sending.values(topic) == ["of-the-next"]
 
 
 @pytest.mark.slow

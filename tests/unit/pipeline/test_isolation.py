@@ -1,13 +1,24 @@
 """Which destination failed a sink, and whether a record may have been written."""
 
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError
+from pyspark.sql import Row
+from tests.support.mock_cluster import mock_cluster
+from tests.support.topics import small_settings
 
+from duetime.core.errors import LeaderPaused
 from duetime.core.setting_types import Cluster
 from duetime.core.settings import Settings
-from duetime.pipeline.delivery.isolation import FailedDestinations, _is_unknown, named_topics
+from duetime.pipeline.delivery.isolation import (
+    FailedDestinations,
+    RecordSender,
+    _is_unknown,
+    chunks,
+    named_topics,
+)
 
 SETTINGS = Settings(clusters={"eu": Cluster(bootstrap="127.0.0.1:1")})
 
@@ -120,3 +131,56 @@ def test_topics_are_found_in_the_texts_of_errors(error, topics):
 )
 def test_record_without_an_answer_may_have_been_written(code, is_unknown):
     assert _is_unknown(KafkaError(code)) is is_unknown
+
+
+@pytest.fixture
+def cluster():
+    with mock_cluster() as found:
+        found.create_topic("orders")
+        yield found
+
+
+def records(number):
+    return [
+        Row(offset=n, topic="orders", partition=None, key=None, value=b"v", headers=[("h", b"")])
+        for n in range(number)
+    ]
+
+
+def test_refused_record_is_reported_and_the_others_are_sent(cluster):
+    cluster.refuse(0, KafkaError.INVALID_RECORD, 0)
+    sender = RecordSender(small_settings(cluster.bootstrap), lambda: True)
+    (refused,) = sender.send(records(3), None)
+    assert (refused.offset, refused.is_unknown) == (1, False)
+    assert cluster.count("orders") == 2
+
+
+def test_record_that_is_not_sent_when_the_lease_ends_is_dropped(cluster):
+    """The cluster takes 20 records a second, and the lease ends when it has some."""
+    looks = count()
+
+    def holds_lease():
+        return next(looks) < 200 or cluster.count("orders") < 3
+
+    sender = RecordSender(small_settings(cluster.bootstrap), holds_lease)
+    with pytest.raises(LeaderPaused):
+        sender.send(records(200), None)
+    sent = cluster.count("orders")
+    assert 3 <= sent < 200
+    # Nothing is left that could be sent later.
+    assert not len(sender._clients[None])
+    sender.settle()
+    assert cluster.count("orders") == sent
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups"),
+    [
+        ([], []),
+        ([9], [(0, 0)]),
+        ([1, 1, 1], [(0, 2)]),
+        ([3, 1, 1, 4], [(0, 1), (2, 2), (3, 3)]),
+    ],
+)
+def test_records_are_held_in_groups_of_a_limited_size(sizes, groups):
+    assert list(chunks(enumerate(sizes), 4)) == groups

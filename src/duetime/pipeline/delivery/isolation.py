@@ -12,6 +12,9 @@ refused record fails with the broker's reason, and all others are delivered. A r
 acknowledged in time may have been written all the same: its destination is read back once that is
 certain. Meanwhile nothing more is sent there, because records for other destinations wait behind.
 
+They are sent from the driver. A client in a task would know nothing of the lease, and send what it
+holds when another process leads.
+
 Source: KafkaProducer's sender metrics (`record-error-total`).
 """
 
@@ -20,24 +23,23 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from duetime.core import metrics
-from duetime.core.errors import Reason
+from duetime.core.errors import LeaderPaused, Reason
+from duetime.core.leadership import check_lease
 from duetime.core.settings import Settings
 from duetime.kafka.producer import delivery_properties, enqueue, is_fatal
 from duetime.pipeline import ISOLATED
 from duetime.pipeline.delivery.destinations import TopicMetadataCache
 from duetime.pipeline.delivery.router import Router
 from duetime.pipeline.delivery.rows import error_struct, message_columns, parsed
-from duetime.pipeline.leadership.lease import lease_is_held
 from duetime.pipeline.recovery.deduplicator import (
     Deduplicator,
     ReplayDetector,
@@ -46,21 +48,20 @@ from duetime.pipeline.recovery.deduplicator import (
 )
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.spark.catalyst import PlanCache
-from duetime.spark.columns import delivered_headers
+from duetime.spark.columns import delivered_headers, record_bytes
 from duetime.spark.kafka_io import DELIVERY_TIMEOUT_S, RETRY_PAUSE_S, client_id, write_batch
-from duetime.spark.secrets import TaskSettings
 from duetime.spark.task_jvms import ProducerMetrics
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 log = logging.getLogger(__name__)
 
 #: The most records of a batch: all of them pass through Python, and wait for each other.
 BATCH = 2_000
 
-#: The report of a record that was not delivered; with `is_unknown` it may have been written.
-UNDELIVERED = "offset bigint, detail string, is_unknown boolean"
+#: The most bytes of a batch that the driver holds at a time, unless one record is larger.
+CHUNK_BYTES = 16 * 1024 * 1024
+
+#: The interval of checks of the lease while records are not acknowledged, in seconds.
+LEASE_INTERVAL_S = 0.1
 
 #: Answers of a broker after which the record may have been written.
 UNKNOWN_OUTCOMES = (KafkaError.REQUEST_TIMED_OUT, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
@@ -154,19 +155,30 @@ def named_topics(error: str) -> set[str]:
     return {topic for pattern in TOPIC_IN_ERROR for topic in pattern.findall(error)}
 
 
-class IsolatedSender:
-    """Sends each batch record by record. Decides on the driver; executors read and send."""
+class Undelivered(NamedTuple):
+    """A record that was not delivered, by its offset in `duetime.isolated`."""
 
-    def __init__(
+    offset: int
+    detail: str
+    #: Whether it may have been written.
+    is_unknown: bool
+
+
+class IsolatedSender:
+    """Sends each batch record by record. Executors read and check them; the driver sends."""
+
+    def __init__(  # noqa: PLR0913 (what all queries share)
         self,
         spark: SparkSession,
         settings: Settings,
         destinations: Mapping[str | None, TopicMetadataCache],
         written: Mapping[str | None, DeliveryLog],
         started_ms: int,
+        *,
+        sender: "RecordSender",
     ) -> None:
         """`destinations` and `written` are by cluster; the query began at `started_ms`."""
-        self._settings, self._router = settings, Router(settings)
+        self._settings, self._router, self._sender = settings, Router(settings), sender
         self._destinations, self._written = destinations, written
         self._replays = {name: ReplayDetector(each, started_ms) for name, each in written.items()}
         self._scan_range = planned_scan_range(spark)
@@ -200,8 +212,7 @@ class IsolatedSender:
     def _deliver(self, checked: DataFrame, cluster: str | None, scope: ScanRange) -> None:
         """Send the cluster's records; those that are not delivered go to the retry topic."""
         rows = checked.where(F.col("cluster").eqNullSafe(F.lit(cluster)))
-        undelivered = self._send(rows, cluster)
-        count = rows.count()
+        undelivered, count = self._send(rows, cluster)
         if refused := [row for row in undelivered if not row.is_unknown]:
             self._fail(rows, refused, Reason.REFUSED_BY_BROKER)
         if unknown := [row for row in undelivered if row.is_unknown]:
@@ -215,11 +226,10 @@ class IsolatedSender:
             self._destinations[cluster].isolate(topic)
         metrics.DELIVERED.labels(cluster or "").inc(count - len(undelivered))
 
-    def _send(self, rows: DataFrame, cluster: str | None) -> list[Row]:
-        """Send each once; return UNDELIVERED of those that were not acknowledged."""
+    def _send(self, rows: DataFrame, cluster: str | None) -> tuple[list[Undelivered], int]:
+        """Send each once; return those that were not acknowledged, and the number of all."""
         message = message_columns()
-        settings = self._settings.at(cluster)
-        columns = rows.where(lease_is_held(self._settings)).select(
+        records = rows.select(
             "offset",
             message.topic.alias("topic"),
             message.partition.cast("int").alias("partition"),
@@ -227,9 +237,15 @@ class IsolatedSender:
             "value",
             delivered_headers(message.headers).alias("headers"),
         )
-        return columns.mapInArrow(RecordSender(TaskSettings.of(settings)), UNDELIVERED).collect()
+        columns = F.col("key"), F.col("value"), F.col("headers")
+        sizes = sorted(map(tuple, records.select("offset", record_bytes(*columns)).collect()))
+        undelivered = list[Undelivered]()
+        for first, last in chunks(sizes, CHUNK_BYTES):
+            found = records.where(F.col("offset").between(first, last)).collect()
+            undelivered += self._sender.send(sorted(found), cluster)
+        return undelivered, len(sizes)
 
-    def _fail(self, rows: DataFrame, undelivered: list[Row], reason: Reason) -> None:
+    def _fail(self, rows: DataFrame, undelivered: list[Undelivered], reason: Reason) -> None:
         """Send these of the rows to the retry topic, with the broker's answer."""
         details = F.create_map(
             *(F.lit(each) for row in undelivered for each in (row.offset, row.detail))
@@ -242,7 +258,7 @@ class IsolatedSender:
         """Send rows with an `error` to where they are retried or rejected."""
         write_batch(self._router.returned(rows), self._settings, ISOLATED)
 
-    def _topics(self, rows: DataFrame, undelivered: list[Row]) -> list[str]:
+    def _topics(self, rows: DataFrame, undelivered: list[Undelivered]) -> list[str]:
         offsets = [row.offset for row in undelivered]
         if not offsets:
             return []
@@ -250,68 +266,101 @@ class IsolatedSender:
         return [row.due_topic for row in found.select("due_topic").distinct().collect()]
 
 
-@dataclass(frozen=True)
+def chunks(sizes: Iterable[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:
+    """Group offsets with their sizes in bytes; yield the first and the last offset of each group.
+
+    A group has at most so many bytes, or one record.
+    """
+    first = last = None
+    total = 0
+    for offset, size in sizes:
+        if first is not None and last is not None and total + size > most:
+            yield first, last
+            first, total = None, 0
+        first, last, total = offset if first is None else first, offset, total + size
+    if first is not None and last is not None:
+        yield first, last
+
+
 class RecordSender:
-    """Sends records in an executor, in Python, each in a request of its own."""
+    """Sends records from this process, each in a request of its own, while the lease is held.
 
-    settings: TaskSettings
+    Used by one thread, except `settle`.
+    """
 
-    def __call__(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        """Send each record; yield UNDELIVERED."""
-        # Only an executor needs it.
-        import pyarrow as pa  # noqa: PLC0415
+    def __init__(self, settings: Settings, holds_lease: Callable[[], bool]) -> None:
+        """`holds_lease` returns whether this process holds the leader's lease now."""
+        self._settings, self._holds_lease = settings, holds_lease
+        #: By cluster; None is this one.
+        self._clients: dict[str | None, Producer] = {}
 
-        from duetime.stores.record_codec import header_lists  # noqa: PLC0415
+    def send(self, rows: Iterable[Row], cluster: str | None) -> list[Undelivered]:
+        """Send rows of offset, topic, partition, key, value and headers.
 
-        fields = [("offset", pa.int64()), ("detail", pa.string()), ("is_unknown", pa.bool_())]
-        properties = tuple(sender_properties(self.settings.read()).items())
-        for batch in batches:
-            names = "offset", "topic", "partition", "key", "value"
-            columns = (batch.column(name).to_pylist() for name in names)
-            rows = zip(*columns, header_lists(batch.column("headers")), strict=True)
-            undelivered = send_each(_client(properties), rows)
-            yield pa.RecordBatch.from_pylist(undelivered, pa.schema(fields))
+        Raises LeaderPaused without the lease: some were sent, and nothing more is.
+        """
+        client, undelivered = self._client(cluster), dict[int, Undelivered]()
 
+        def report(offset: int, error: KafkaError | None, _message: Message | None) -> None:
+            if error is None:
+                undelivered.pop(offset, None)
+            else:
+                undelivered[offset] = Undelivered(offset, error.str(), _is_unknown(error))
+                if is_fatal(error):
+                    # The next batch gets a client that works.
+                    self._clients.pop(cluster, None)
 
-def send_each(
-    client: Producer, rows: Iterator[tuple[Any, ...]]
-) -> list[dict[str, int | str | bool]]:
-    """Send rows of offset, topic, partition, key, value and headers; return UNDELIVERED."""
-    undelivered: dict[int, dict[str, int | str | bool]] = {}
-
-    def note(offset: int, detail: str, *, is_unknown: bool) -> None:
-        undelivered[offset] = {"offset": offset, "detail": detail, "is_unknown": is_unknown}
-
-    def report(offset: int, error: KafkaError | None, _message: Message | None) -> None:
-        if error is None:
-            undelivered.pop(offset, None)
-        else:
-            note(offset, error.str(), is_unknown=_is_unknown(error))
-
-    for offset, topic, partition, key, value, headers in rows:
-        # Until it is reported: a client that ends reports nothing.
-        note(offset, "no answer", is_unknown=True)
         try:
-            enqueue(
-                client,
-                topic,
-                value=value,
-                key=key,
-                headers=headers,
-                partition=-1 if partition is None else partition,
-                on_delivery=partial(report, offset),
-            )
-        except KafkaException as error:
-            report(offset, error.args[0], None)
-    client.flush(2 * DELIVERY_TIMEOUT_S)
-    return list(undelivered.values())
+            for row in rows:
+                check_lease(self._holds_lease)
+                # Until it is reported: a client that ends reports nothing.
+                undelivered[row.offset] = Undelivered(row.offset, "no answer", is_unknown=True)
+                try:
+                    enqueue(
+                        client,
+                        row.topic,
+                        value=_bytes(row.value),
+                        key=_bytes(row.key),
+                        headers=[(name, _bytes(value)) for name, value in row.headers],
+                        partition=-1 if row.partition is None else row.partition,
+                        on_delivery=partial(report, row.offset),
+                    )
+                except KafkaException as error:
+                    report(row.offset, error.args[0], None)
+            until_s = time.monotonic() + 2 * DELIVERY_TIMEOUT_S
+            while client.flush(LEASE_INTERVAL_S) and time.monotonic() < until_s:
+                check_lease(self._holds_lease)
+        except LeaderPaused:
+            _drop(client)
+            raise
+        return list(undelivered.values())
+
+    def settle(self) -> None:
+        """Drop what is not sent, and wait for the answers to the rest. From any thread."""
+        for client in [*self._clients.values()]:
+            _drop(client)
+
+    def _client(self, cluster: str | None) -> Producer:
+        if cluster not in self._clients:
+            properties = sender_properties(self._settings.at(cluster))
+            self._clients[cluster] = Producer(properties)
+        return self._clients[cluster]
+
+
+def _bytes(value: bytearray | None) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def _drop(client: Producer) -> None:
+    until_s = time.monotonic() + DELIVERY_TIMEOUT_S
+    while len(client) and time.monotonic() < until_s:
+        # Each time: a request that fails is queued again.
+        client.purge(in_flight=False)
+        client.flush(LEASE_INTERVAL_S)
 
 
 def _is_unknown(error: KafkaError) -> bool:
     """Return whether the record may have been written."""
-    if is_fatal(error):
-        # The next task gets a client that works.
-        _client.cache_clear()
     is_answer = error.code() > 0
     return error.code() in UNKNOWN_OUTCOMES or not (is_answer or error.code() in NEVER_SENT)
 
@@ -324,9 +373,3 @@ def sender_properties(settings: Settings) -> dict[str, str | int | float | bool]
         "delivery.timeout.ms": int(DELIVERY_TIMEOUT_S * 1_000),
         "request.timeout.ms": 5_000,
     }
-
-
-@lru_cache(maxsize=8)
-def _client(properties: tuple[tuple[str, str | int | float | bool], ...]) -> Producer:
-    """Return the process's producer with these properties."""
-    return Producer(dict(properties))

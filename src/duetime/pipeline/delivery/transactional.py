@@ -30,6 +30,7 @@ from duetime.client.producer import PERMANENT_ERRORS
 from duetime.core import metrics
 from duetime.core.clock import Clock
 from duetime.core.errors import KafkaError, error_text
+from duetime.core.leadership import check_lease
 from duetime.core.messages import UNDELIVERED_COUNT
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
@@ -135,7 +136,9 @@ class TransactionalDelivery:
             return
         stopping, is_on = self._thread.stopping, self._settings.transactional_delivery
         try:
-            with Forwarder(self._settings, self._clock, self._isolate) as forwarder:
+            with Forwarder(
+                self._settings, self._clock, self._isolate, self._holds_lease
+            ) as forwarder:
                 if is_on or forwarder.is_behind():
                     self._forward(forwarder, until_sent=not is_on)
                 if not is_on:
@@ -184,11 +187,16 @@ class Forwarder:
     """Forwards batches until one fails. Not thread-safe."""
 
     def __init__(
-        self, settings: Settings, clock: Clock, isolate: Callable[[str], None] = lambda _: None
+        self,
+        settings: Settings,
+        clock: Clock,
+        isolate: Callable[[str], None] = lambda _: None,
+        holds_lease: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`isolate` takes a topic that refused a record; see `TransactionalDelivery`."""
         names = TopicNames(settings)
         self._sending, self._isolated = names.sending, names.isolated
-        self._clock, self._isolate = clock, isolate
+        self._clock, self._isolate, self._holds_lease = clock, isolate, holds_lease
         self._settings = settings
         self._producer: Producer | None = None
         self._offsets = Offsets(settings, names.sending)
@@ -249,11 +257,14 @@ class Forwarder:
         return producer
 
     def _replace_producer(self) -> None:
-        """Abort the transaction, and continue with another producer. Raises KafkaError.
+        """Abort the transaction, and continue with another producer.
 
         When a record is refused, librdkafka drops requests that have sequence numbers but are not
-        sent yet, and the producer's next transaction would be out of order.
+        sent yet, and the producer's next transaction would be out of order. Raises KafkaError,
+        LeaderPaused.
         """
+        # The present leader's producer would be fenced off.
+        check_lease(self._holds_lease)
         if self._producer:
             self._producer.purge()
         self._producer, before = self._new_producer(), self.position
@@ -274,8 +285,9 @@ class Forwarder:
                 self._forwarded[str(each.id)] = now_s
 
     def forward(self, *, is_isolated: bool = False) -> bool:
-        """Forward the next batch; return whether there was one. Raises KafkaException, KafkaError.
+        """Forward the next batch; return whether there was one.
 
+        Raises KafkaException, KafkaError, LeaderPaused.
         With `is_isolated`, all of it goes to the isolated topic.
         """
         records = fetched(self._consumer, BATCH, WAIT_S)
