@@ -269,7 +269,7 @@ class IsolatedSender:
 def chunks(sizes: Iterable[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:
     """Group offsets with their sizes in bytes; yield the first and the last offset of each group.
 
-    A group has at most so many bytes, or one record.
+    A group has at most `most` bytes, or one record.
     """
     first = last = None
     total = 0
