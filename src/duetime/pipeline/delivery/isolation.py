@@ -293,6 +293,8 @@ class RecordSender:
         self._settings, self._holds_lease = settings, holds_lease
         #: By cluster; None is this one.
         self._clients: dict[str | None, Producer] = {}
+        #: Held from the look at the lease until the client has the record.
+        self._sending = threading.Lock()
 
     def send(self, rows: Iterable[Row], cluster: str | None) -> list[Undelivered]:
         """Send rows of offset, topic, partition, key, value and headers.
@@ -312,21 +314,11 @@ class RecordSender:
 
         try:
             for row in rows:
-                check_lease(self._holds_lease)
                 # Until it is reported: a client that ends reports nothing.
                 undelivered[row.offset] = Undelivered(row.offset, "no answer", is_unknown=True)
-                try:
-                    enqueue(
-                        client,
-                        row.topic,
-                        value=_bytes(row.value),
-                        key=_bytes(row.key),
-                        headers=[(name, _bytes(value)) for name, value in row.headers],
-                        partition=-1 if row.partition is None else row.partition,
-                        on_delivery=partial(report, row.offset),
-                    )
-                except KafkaException as error:
-                    report(row.offset, error.args[0], None)
+                with self._sending:
+                    check_lease(self._holds_lease)
+                    self._enqueue(client, row, partial(report, row.offset))
             until_s = time.monotonic() + 2 * DELIVERY_TIMEOUT_S
             while client.flush(LEASE_INTERVAL_S) and time.monotonic() < until_s:
                 check_lease(self._holds_lease)
@@ -335,8 +327,33 @@ class RecordSender:
             raise
         return list(undelivered.values())
 
+    def _enqueue(
+        self,
+        client: Producer,
+        row: Row,
+        report: Callable[[KafkaError | None, Message | None], None],
+    ) -> None:
+        try:
+            enqueue(
+                client,
+                row.topic,
+                value=_bytes(row.value),
+                key=_bytes(row.key),
+                headers=[(name, _bytes(value)) for name, value in row.headers],
+                partition=-1 if row.partition is None else row.partition,
+                on_delivery=report,
+            )
+        except KafkaException as error:
+            report(error.args[0], None)
+
     def settle(self) -> None:
-        """Drop what is not sent, and wait for the answers to the rest. From any thread."""
+        """Drop what is not sent, and wait for the answers to the rest, once the lease has ended.
+
+        From any thread.
+        """
+        with self._sending:
+            # No record follows that was checked before.
+            pass
         for client in [*self._clients.values()]:
             _drop(client)
 
