@@ -1,4 +1,4 @@
-"""Which destination failed a sink, and whether a record may have been written."""
+"""Which destination failed a sink, and records that are sent one by one with the lease."""
 
 from itertools import count
 from types import SimpleNamespace

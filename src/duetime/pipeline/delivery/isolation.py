@@ -23,7 +23,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -266,20 +266,18 @@ class IsolatedSender:
         return [row.due_topic for row in found.select("due_topic").distinct().collect()]
 
 
-def chunks(sizes: Iterable[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:
-    """Group offsets with their sizes in bytes; yield the first and the last offset of each group.
+def chunks(sizes: Iterable[tuple[int, int]], most: int) -> list[tuple[int, int]]:
+    """Group offsets with their sizes in bytes; return the first and the last offset of each group.
 
     A group has at most `most` bytes, or one record.
     """
-    first = last = None
-    total = 0
+    found, total = list[tuple[int, int]](), 0
     for offset, size in sizes:
-        if first is not None and last is not None and total + size > most:
-            yield first, last
-            first, total = None, 0
-        first, last, total = offset if first is None else first, offset, total + size
-    if first is not None and last is not None:
-        yield first, last
+        if not found or total + size > most:
+            found.append((offset, offset))
+            total = 0
+        found[-1], total = (found[-1][0], offset), total + size
+    return found
 
 
 class RecordSender:

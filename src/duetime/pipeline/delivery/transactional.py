@@ -287,8 +287,8 @@ class Forwarder:
     def forward(self, *, is_isolated: bool = False) -> bool:
         """Forward the next batch; return whether there was one.
 
-        Raises KafkaException, KafkaError, LeaderPaused.
-        With `is_isolated`, all of it goes to the isolated topic.
+        With `is_isolated`, all of it goes to the isolated topic. Raises KafkaException, KafkaError,
+        LeaderPaused.
         """
         records = fetched(self._consumer, BATCH, WAIT_S)
         if not records:
