@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -111,7 +112,7 @@ class Pipeline:
         check_topics(self._settings)
         check_store(self._settings)
         self._election = Election(self._settings, self._clock)
-        self._sender = RecordSender(self._settings, self._election.holds_lease)
+        self._sender = RecordSender(self._settings, self._election.holds_lease_of)
         self._election.status = self._standby_status
         with ExitStack() as unless_started:
             unless_started.callback(self._election.close)
@@ -178,7 +179,7 @@ class Pipeline:
             warm=self._warm,
             deletion_guard=guard,
             watchdog=self._watchdog,
-            holds_lease=self._election.holds_lease,
+            holds_lease=partial(self._election.holds_lease_of, settings.term),
         )
 
     def _needed_slots(self, partitions: Mapping[str, int]) -> int:
@@ -299,7 +300,12 @@ class Pipeline:
             settings = self._settings.in_term(term)
             log_here = context.delivery_logs[None]
             job = ReleaseJob(context.spark, settings, log_here, context.isolation)
-            self._context = replace(context, settings=settings, release_job=job)
+            self._context = replace(
+                context,
+                settings=settings,
+                release_job=job,
+                holds_lease=partial(self._election.holds_lease_of, term),
+            )
 
     def _next_term(self) -> int:
         """Return the present term if we lead already, else the one in which we would lead."""

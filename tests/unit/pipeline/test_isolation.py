@@ -12,6 +12,7 @@ from tests.support.topics import small_settings
 from duetime.core.errors import LeaderPaused
 from duetime.core.setting_types import Cluster
 from duetime.core.settings import Settings
+from duetime.pipeline.delivery import isolation
 from duetime.pipeline.delivery.isolation import (
     FailedDestinations,
     RecordSender,
@@ -149,8 +150,8 @@ def records(number):
 
 def test_refused_record_is_reported_and_the_others_are_sent(cluster):
     cluster.refuse(0, KafkaError.INVALID_RECORD, 0)
-    sender = RecordSender(small_settings(cluster.bootstrap), lambda: True)
-    (refused,) = sender.send(records(3), None)
+    sender = RecordSender(small_settings(cluster.bootstrap), lambda _: True)
+    (refused,) = sender.send(records(3), None, 1)
     assert (refused.offset, refused.is_unknown) == (1, False)
     assert cluster.count("orders") == 2
 
@@ -159,18 +160,29 @@ def test_record_that_is_not_sent_when_the_lease_ends_is_dropped(cluster):
     """The cluster takes 20 records a second, and the lease ends when it has some."""
     looks = count()
 
-    def holds_lease():
+    def holds_lease(_term):
         return next(looks) < 200 or cluster.count("orders") < 3
 
     sender = RecordSender(small_settings(cluster.bootstrap), holds_lease)
     with pytest.raises(LeaderPaused):
-        sender.send(records(200), None)
+        sender.send(records(200), None, 1)
     sent = cluster.count("orders")
     assert 3 <= sent < 200
     # Nothing is left that could be sent later.
     assert not len(sender._clients[None])
     sender.settle()
     assert cluster.count("orders") == sent
+
+
+def test_batch_of_an_earlier_term_is_not_sent(cluster, monkeypatch):
+    """The process was paused, lost the lead and has it again: another has sent the batch."""
+    monkeypatch.setattr(isolation, "LEASE_WAIT_S", 0.2)
+    sender = RecordSender(small_settings(cluster.bootstrap), lambda term: term == 2)
+    with pytest.raises(LeaderPaused):
+        sender.send(records(3), None, 1)
+    assert cluster.count("orders") == 0
+    assert not sender.send(records(3), None, 2)
+    assert cluster.count("orders") == 3
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from duetime.core import metrics
 from duetime.core.errors import LeaderPaused, Reason
 from duetime.core.leadership import check_lease
 from duetime.core.settings import Settings
+from duetime.core.threads import wait_until
 from duetime.kafka.producer import delivery_properties, enqueue, is_fatal
 from duetime.pipeline import ISOLATED
 from duetime.pipeline.delivery.destinations import TopicMetadataCache
@@ -62,6 +63,13 @@ CHUNK_BYTES = 16 * 1024 * 1024
 
 #: The interval of checks of the lease while records are not acknowledged, in seconds.
 LEASE_INTERVAL_S = 0.1
+
+#: How long a batch waits for the lease before its first record, in seconds: a leader that has not
+#: reached the brokers for a moment gets it back.
+LEASE_WAIT_S = 10.0
+
+#: The detail of a record that no broker has acknowledged or refused.
+NO_ANSWER = "no answer"
 
 #: Answers of a broker after which the record may have been written.
 UNKNOWN_OUTCOMES = (KafkaError.REQUEST_TIMED_OUT, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
@@ -239,10 +247,17 @@ class IsolatedSender:
         )
         columns = F.col("key"), F.col("value"), F.col("headers")
         sizes = sorted(map(tuple, records.select("offset", record_bytes(*columns)).collect()))
-        undelivered = list[Undelivered]()
+        undelivered, silent = list[Undelivered](), set[str]()
         for first, last in chunks(sizes, CHUNK_BYTES):
             found = records.where(F.col("offset").between(first, last)).collect()
-            undelivered += self._sender.send(sorted(found), cluster)
+            # A topic that does not answer holds up the others once, and not with each chunk.
+            skipped = [row for row in found if row.topic in silent]
+            undelivered += (Undelivered(row.offset, NO_ANSWER, is_unknown=True) for row in skipped)
+            sent = sorted(row for row in found if row.topic not in silent)
+            failed = self._sender.send(sent, cluster, self._settings.term)
+            unknown = {row.offset for row in failed if row.is_unknown}
+            silent |= {row.topic for row in sent if row.offset in unknown}
+            undelivered += failed
         return undelivered, len(sizes)
 
     def _fail(self, rows: DataFrame, undelivered: list[Undelivered], reason: Reason) -> None:
@@ -286,20 +301,22 @@ class RecordSender:
     Used by one thread, except `settle`.
     """
 
-    def __init__(self, settings: Settings, holds_lease: Callable[[], bool]) -> None:
-        """`holds_lease` returns whether this process holds the leader's lease now."""
+    def __init__(self, settings: Settings, holds_lease: Callable[[int], bool]) -> None:
+        """`holds_lease` returns whether this process holds the lease of a term now."""
         self._settings, self._holds_lease = settings, holds_lease
         #: By cluster; None is this one.
         self._clients: dict[str | None, Producer] = {}
         #: Held from the look at the lease until the client has the record.
         self._sending = threading.Lock()
 
-    def send(self, rows: Iterable[Row], cluster: str | None) -> list[Undelivered]:
-        """Send rows of offset, topic, partition, key, value and headers.
+    def send(self, rows: Iterable[Row], cluster: str | None, term: int) -> list[Undelivered]:
+        """Send rows of offset, topic, partition, key, value and headers, in a term's batch.
 
         Raises LeaderPaused without the lease: some were sent, and nothing more is.
         """
         client, undelivered = self._client(cluster), dict[int, Undelivered]()
+        holds_lease = partial(self._holds_lease, term)
+        wait_until(holds_lease, LEASE_WAIT_S, LEASE_INTERVAL_S)
 
         def report(offset: int, error: KafkaError | None, _message: Message | None) -> None:
             if error is None:
@@ -313,13 +330,13 @@ class RecordSender:
         try:
             for row in rows:
                 # Until it is reported: a client that ends reports nothing.
-                undelivered[row.offset] = Undelivered(row.offset, "no answer", is_unknown=True)
+                undelivered[row.offset] = Undelivered(row.offset, NO_ANSWER, is_unknown=True)
                 with self._sending:
-                    check_lease(self._holds_lease)
+                    check_lease(holds_lease)
                     self._enqueue(client, row, partial(report, row.offset))
             until_s = time.monotonic() + 2 * DELIVERY_TIMEOUT_S
             while client.flush(LEASE_INTERVAL_S) and time.monotonic() < until_s:
-                check_lease(self._holds_lease)
+                check_lease(holds_lease)
         except LeaderPaused:
             _drop(client)
             raise

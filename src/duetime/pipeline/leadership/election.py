@@ -112,6 +112,11 @@ class Election:
         """Return whether we may send at this instant, for code that sends from Python."""
         return time.monotonic() < self._until_s
 
+    def holds_lease_of(self, term: int) -> bool:
+        """Return whether we may send at this instant what was planned in this term."""
+        # In this order: a new term begins without a lease.
+        return self.holds_lease() and self.term == term
+
     @property
     def has_standby(self) -> bool:
         """True if another process that is warm counts on the end of our lease."""
