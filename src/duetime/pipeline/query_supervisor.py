@@ -40,8 +40,11 @@ UNANSWERED_S, MAX_UNANSWERED_S = RETRY_PAUSE_S, 3 * RETRY_PAUSE_S
 #: Restarts without a long rest: if more are needed, refusals or executors are not the cause.
 MAX_QUICK_RESTARTS = 3
 
-#: Where Kafka's clients have their errors.
-KAFKA_ERRORS = "org.apache.kafka.common.errors."
+#: How the errors of Kafka's clients begin. One of a broker's refusals has a place of its own.
+KAFKA_ERRORS = (
+    "org.apache.kafka.common.errors.",
+    "org.apache.kafka.common.InvalidRecordException",
+)
 
 #: The error of a query whose producer has given up records.
 NOT_DELIVERED = DuetimeError("records could not be delivered in time")
@@ -304,7 +307,7 @@ def is_answer(error: Exception) -> bool:
     if isinstance(error, DuetimeError):
         return False
     text = str(error)
-    return KAFKA_ERRORS in text and "Expiring" not in text
+    return any(each in text for each in KAFKA_ERRORS) and "Expiring" not in text
 
 
 def _stop(query: StreamingQuery) -> None:
