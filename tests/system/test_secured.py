@@ -130,9 +130,7 @@ def test_messages_to_a_topic_that_forbids_writing_become_dead_letters(secured, s
 
 @pytest.mark.hostile
 @pytest.mark.slow
-def test_a_right_that_is_taken_fails_two_sinks_at_most_and_delays_others_once(
-    secured, settings, capfd
-):
+def test_right_that_is_taken_fails_two_sinks_at_most_and_delays_others(secured, settings, capfd):
     from duetime.client import Producer as Client  # noqa: PLC0415 (another Producer is in conftest)
 
     create_topics(settings)

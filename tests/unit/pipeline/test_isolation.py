@@ -14,11 +14,14 @@ from duetime.core.setting_types import Cluster
 from duetime.core.settings import Settings
 from duetime.pipeline.delivery import isolation
 from duetime.pipeline.delivery.isolation import (
+    NO_ANSWER,
     FailedDestinations,
     RecordSender,
+    Undelivered,
     _is_unknown,
     chunks,
     named_topics,
+    send_groups,
 )
 
 SETTINGS = Settings(clusters={"eu": Cluster(bootstrap="127.0.0.1:1")})
@@ -183,6 +186,28 @@ def test_batch_of_an_earlier_term_is_not_sent(cluster, monkeypatch):
     assert cluster.count("orders") == 0
     assert not sender.send(records(3), None, 2)
     assert cluster.count("orders") == 3
+
+
+def test_topic_that_does_not_answer_is_left_out_of_later_groups():
+    sent = []
+
+    def send(rows):
+        sent.append([row.topic for row in rows])
+        answers = {
+            "silent": Undelivered(0, NO_ANSWER, True),
+            "refused": Undelivered(1, "no", False),
+        }
+        return [answers[row.topic] for row in rows if row.topic in answers]
+
+    group = [Row(offset=n, topic=each) for n, each in enumerate(("silent", "refused", "orders"))]
+    undelivered = list(send_groups([group, group], send))
+    assert sent == [["silent", "refused", "orders"], ["refused", "orders"]]
+    assert [(each.offset, each.is_unknown) for each in undelivered] == [
+        (0, True),
+        (1, False),
+        (0, True),
+        (1, False),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -170,9 +170,7 @@ def test_query_rests_when_ever_more_records_are_given_up(monkeypatch):
         ("orders", "java.io.IOException", False),
     ],
 )
-def test_query_that_fails_after_records_were_given_up_rests_unless_it_learns_why(
-    refusing, error, is_quick
-):
+def test_failure_after_given_up_records_rests_unless_its_cause_is_known(refusing, error, is_quick):
     """Their destination was isolated when they were given up."""
     query, blamed = Failing(set(), None), iter([{"orders"}, {refusing}])
     query.queries._given_up = lambda _: 1

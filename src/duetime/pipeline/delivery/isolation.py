@@ -23,7 +23,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -247,18 +247,12 @@ class IsolatedSender:
         )
         columns = F.col("key"), F.col("value"), F.col("headers")
         sizes = sorted(map(tuple, records.select("offset", record_bytes(*columns)).collect()))
-        undelivered, silent = list[Undelivered](), set[str]()
-        for first, last in chunks(sizes, CHUNK_BYTES):
-            found = records.where(F.col("offset").between(first, last)).collect()
-            # A topic that does not answer holds up the others once, and not with each chunk.
-            skipped = [row for row in found if row.topic in silent]
-            undelivered += (Undelivered(row.offset, NO_ANSWER, is_unknown=True) for row in skipped)
-            sent = sorted(row for row in found if row.topic not in silent)
-            failed = self._sender.send(sent, cluster, self._settings.term)
-            unknown = {row.offset for row in failed if row.is_unknown}
-            silent |= {row.topic for row in sent if row.offset in unknown}
-            undelivered += failed
-        return undelivered, len(sizes)
+        groups = (
+            sorted(records.where(F.col("offset").between(first, last)).collect())
+            for first, last in chunks(sizes, CHUNK_BYTES)
+        )
+        send = partial(self._sender.send, cluster=cluster, term=self._settings.term)
+        return list(send_groups(groups, send)), len(sizes)
 
     def _fail(self, rows: DataFrame, undelivered: list[Undelivered], reason: Reason) -> None:
         """Send these of the rows to the retry topic, with the broker's answer."""
@@ -293,6 +287,23 @@ def chunks(sizes: Iterable[tuple[int, int]], most: int) -> list[tuple[int, int]]
             total = 0
         found[-1], total = (found[-1][0], offset), total + size
     return found
+
+
+def send_groups(
+    groups: Iterable[Sequence[Row]], send: Callable[[list[Row]], list[Undelivered]]
+) -> Iterator[Undelivered]:
+    """Send each group; yield what was not delivered.
+
+    A topic that has not answered holds up the others once: no later group has records for it.
+    """
+    silent = set[str]()
+    for rows in groups:
+        skipped = [row.offset for row in rows if row.topic in silent]
+        yield from (Undelivered(offset, NO_ANSWER, is_unknown=True) for offset in skipped)
+        undelivered = send([row for row in rows if row.topic not in silent])
+        unknown = {each.offset for each in undelivered if each.is_unknown}
+        silent |= {row.topic for row in rows if row.offset in unknown}
+        yield from undelivered
 
 
 class RecordSender:
