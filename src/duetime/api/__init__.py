@@ -5,6 +5,7 @@ request -> security     time limit, origin, token and body of every request
         -> routes       messages, schedules, dead letters, health; with `requests` and
                         `dependencies`; answers are the models of `client.http_models`
            events       the live part of the dashboard, polled once for all listeners
+        -> core.records, client.producer: a request as a record of the intake topic
         -> idempotency  a request that is repeated in flight gets the answer of the first
         -> dispatcher   records to Kafka, directly or through the spool
            producer     Kafka's client in the event loop, replaced when it fails for good

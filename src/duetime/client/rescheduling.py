@@ -14,9 +14,9 @@ from duetime.client.producer import PERMANENT_ERRORS, SINGLE_RECORD
 from duetime.core.clock import Clock, SystemClock, format_duration
 from duetime.core.errors import KafkaError, RecordRefused, TooLate, UnknownMessage
 from duetime.core.messages import (
+    CONSUMED_HEADERS,
     DUE_EXPIRES_MS,
     REPLACING_MS,
-    TAKEN,
     MessageId,
     PendingMessage,
     headers_without,
@@ -99,7 +99,7 @@ def _replacement(
     found: PendingMessage, settings: Settings, *, due_ms: int, now_ms: int
 ) -> IntakeRecord:
     # Other envelopes pass on headers that intake would take for its instructions here.
-    headers = headers_without(found.headers, TAKEN)
+    headers = headers_without(found.headers, CONSUMED_HEADERS)
     if found.expires_ms is not None:
         headers.append((DUE_EXPIRES_MS, str(found.expires_ms).encode()))
     spec = MessageSpec(

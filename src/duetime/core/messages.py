@@ -55,7 +55,7 @@ RECURRENCE = (DUE_CRON, DUE_ZONE, DUE_UNTIL, DUE_MISFIRE)
 MAX_RECURRENCE_CHARACTERS = 500
 
 #: The headers that intake consumes from a record of the native contract.
-TAKEN = (*ADDRESS, *RECURRENCE)
+CONSUMED_HEADERS = (*ADDRESS, *RECURRENCE)
 
 # The values of DUE_OP: for a message, for a schedule, and inside of duetime (a schedule is defined,
 # and its next run is to be sent).
@@ -109,11 +109,13 @@ DEAD_LETTER_HEADERS = (*DESTINATION, DUE_AT_MS, DUE_ID, DUE_ERROR, DUE_ERROR_DET
 #: A pending record has this: the values of STATE between colons; those at the end may be missing.
 DUE_STATE = "due-state"
 
-#: The parts of DUE_STATE: the timestamp of the intake record (what came early and cascaded is
-#: written into its last slot behind what came late, and must still be sent before it); when the
-#: message expires; after a failed delivery, when it is retried, the number of attempts and the
-#: first failure; and the name of the cluster that it is for, if that is another one. All but the
-#: attempts and the cluster are instants in epoch ms.
+#: The parts of DUE_STATE. Instants are in epoch ms.
+#:   taken     timestamp of the intake record: of one slot, the earlier message is sent first
+#:   expires   when the message expires
+#:   retry     when a failed delivery is retried
+#:   attempts  number of failed deliveries
+#:   failed    when the first one failed
+#:   cluster   name of the destination's cluster, if it is another one
 STATE = ("taken", "expires", "retry", "attempts", "failed", "cluster")
 
 #: The headers at the beginning of a pending record, always in this order, so that they are read by
@@ -165,11 +167,12 @@ ID_PATTERN = rf"^[0-9a-f]{{12}}-[A-Za-z0-9._:=~+@-]{{1,200}}{END}"
 #: The latest instant an id can carry: 12 hex digits of ms, in the year 10889.
 LATEST_MS = 2**48 - 1
 
-#: How much earlier than short_delay_threshold_ms before its time a message must be replaced, in ms:
-#: the cancel of the old one takes up to this to its slot, or it would be delivered, too.
+#: Margin added to short_delay_threshold_ms for a replacement, in ms. The cancel of the replaced
+#: message needs up to this long to reach its slot.
 REPLACING_MS = 3_000
 
-#: The separator of an id and the instant of a retry: the message itself may not be settled yet.
+#: Separates id and instant in the sort key of a retry. It needs a key of its own while the first
+#: record is not settled.
 RETRY_MARK = "/"
 
 

@@ -38,7 +38,7 @@ OLDEST_OVERDUE_SECONDS = Gauge(
 
 # Executors, on a Spark cluster.
 
-EXECUTORS = Gauge("duetime_executors", "Executors that are there, on a Spark cluster.")
+EXECUTORS = Gauge("duetime_executors", "Live executors, on a Spark cluster.")
 EXECUTOR_SKEW = Gauge(
     "duetime_executor_clock_skew_seconds",
     "How far an executor's clock is from the driver's, at least, in seconds.",

@@ -17,6 +17,7 @@ from duetime.core.cron import Recurrence
 from duetime.core.errors import InvalidMessage, Reason
 from duetime.core.messages import (
     CANCEL,
+    CONSUMED_HEADERS,
     DELIVER_AFTER_MS,
     DELIVER_GROUP,
     DELIVER_ID,
@@ -32,7 +33,6 @@ from duetime.core.messages import (
     HEADER_FRAME_BYTES,
     SCHEDULE_MARK,
     SCHEDULE_PATTERN,
-    TAKEN,
     MessageId,
     check_cluster,
     check_destination,
@@ -58,7 +58,7 @@ Headers = Mapping[str, Payload] | Iterable[tuple[str, Payload]]
 ANY_PARTITION = -1
 
 #: The headers that are made from arguments: the address, except for the expiry.
-RESERVED_HEADERS = tuple(name for name in TAKEN if name != DUE_EXPIRES_MS)
+RESERVED_HEADERS = tuple(name for name in CONSUMED_HEADERS if name != DUE_EXPIRES_MS)
 
 #: The headers of a delayed topic's records that are made from arguments, or by readers.
 DELAYED_HEADERS = (DELIVER_AFTER_MS, DELIVER_ID, DELIVER_GROUP, DELIVER_RETRY)

@@ -11,7 +11,7 @@
     undelivered -> retry topic       -> [retries]   -> a lane or a slot | dead letters
     may be refused -> isolated topic -> [isolated: one by one] -> destination | retry topic
     other clusters -> outbox topic   -> [outbox]    -> destination there
-    x.delayed   -> [delayed.visible_topics: one producer, no DataFrame, so that order holds] -> x
+    x.delayed   -> [delayed.forwarder: one producer, no DataFrame, so that order holds] -> x
     queue markers -> [redelivery: fetch messages that were not acknowledged] -> queue | lane | slot
 
     transactional delivery, before a destination:  sending topic -> [transactional] -> destination
@@ -35,10 +35,13 @@ A message's way, in reading order:
 
 The modules that a message goes through, due in an hour:
 
-    intake.query, intake.native_envelope, intake.canonical_request     a valid request with an id
+    query_factory, intake.query                                        a running query
+    intake.native_envelope, intake.canonical_request                   a valid request with an id
     delivery.router, delivery.rows, delivery.delivery_errors           a row for a slot
+    spark.columns, core.timer_wheel                                    its level and its slot
+    leadership.lease, spark.kafka_io                                   the row is sent
     release.scheduler, release.cascades, stores.wheel_store            a claim of the slot
-    release.job, then the router again, and `leadership.lease`         a row for the destination
+    release.job, then the router again                                 a row for the destination
 
 What runs them:
 

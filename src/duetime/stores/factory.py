@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_store(settings: Settings) -> Store[Any] | None:
-    """Open the store besides the wheel; None if there is none.
+    """Open the configured row store; None if messages wait in Kafka.
 
     Raises StoreError, ConfigError, and SetupError where the client package is missing.
     """
@@ -24,7 +24,10 @@ def open_store(settings: Settings) -> Store[Any] | None:
 
 
 def open_row_store(settings: Settings) -> "RowStore":
-    """Open the same store to save and read rows, in any process. Raises as `open_store` does."""
+    """Open the configured row store to save and read rows, in any process.
+
+    Raises as `open_store` does.
+    """
     return _backend(settings).rows(settings)
 
 

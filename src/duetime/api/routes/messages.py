@@ -50,13 +50,13 @@ from duetime.client.schedules import list_schedules
 from duetime.core.clock import format_instant, parse_instant
 from duetime.core.errors import InvalidMessage, Reason, TooLate, UnknownMessage
 from duetime.core.messages import (
+    CONSUMED_HEADERS,
     DUE_CLUSTER,
     DUE_EXPIRES_MS,
     DUE_PARTITION,
     DUE_TOPIC,
     ID_PATTERN,
     LATEST_MS,
-    TAKEN,
     MessageId,
     PendingMessage,
     SortKey,
@@ -355,7 +355,9 @@ async def _find_in_spool(
 
 def _scheduled_by(record: IntakeRecord) -> PendingMessage:
     """Return the message that a record in the spool schedules."""
-    due = {name: (value or b"").decode() for name, value in record.headers if name in TAKEN}
+    due = {
+        name: (value or b"").decode() for name, value in record.headers if name in CONSUMED_HEADERS
+    }
     partition, expires_ms = due.get(DUE_PARTITION), due.get(DUE_EXPIRES_MS)
     return PendingMessage(
         id=record.id,
@@ -365,7 +367,7 @@ def _scheduled_by(record: IntakeRecord) -> PendingMessage:
         expires_ms=int(expires_ms) if expires_ms else None,
         key=record.key,
         value=record.value,
-        headers=headers_without(record.headers, TAKEN),
+        headers=headers_without(record.headers, CONSUMED_HEADERS),
         cancelled=False,
     )
 

@@ -55,8 +55,8 @@ SETTINGS_INTERVAL_S = 60.0
 #: The timeout of a request to Kafka, in seconds.
 REQUEST_TIMEOUT_S = 10.0
 
-#: How long a refresh waits for the settings of new topics, in seconds. They come from the broker
-#: that the others name as controller: for the seconds until its end is noticed, it does not answer.
+#: How long a refresh waits for the settings of new topics, in seconds. The controller answers.
+#: After its death, requests fail for some seconds until another is elected.
 NEW_SETTINGS_S = 1.0
 
 #: How long the first refresh waits for them, in seconds: two requests may be given up.
@@ -154,9 +154,9 @@ class TopicMetadataCache:
     def refresh(self, settings_timeout_s: float = NEW_SETTINGS_S) -> None:
         """Ask the cluster and publish its answer. Without an answer, the table stays as it is.
 
-        A new topic is published once its settings are described, or their description has failed;
-        that is waited for, for `settings_timeout_s` seconds at most. Nothing is published before
-        that of all topics has ended: they would seem not to exist.
+        A new topic is published once its settings are described, or their description has failed.
+        It waits for that for `settings_timeout_s` seconds at most. It publishes nothing until each
+        topic was described once: a topic that is missing in the table does not exist.
         """
         with self._lock:
             started_s = time.monotonic()
@@ -279,7 +279,7 @@ class TopicMetadataCache:
     def is_obstructed(self, topic: str) -> bool:
         """Return whether the cluster takes no records for some of the topic, from any process.
 
-        It says so itself: what only this process cannot send is another matter.
+        The cluster's metadata says so. Records that only this process cannot send do not count.
         """
         is_unknown = self._published.get(topic, UNKNOWN) in (UNKNOWN, DENIED)
         return is_unknown or topic in self._stuck

@@ -6,7 +6,7 @@ transaction holds the messages of a batch and the offset behind them: all of it 
 A new forwarder fences off earlier ones: brokers refuse their requests, even those that a kernel has
 held back while the network was away.
 
-Such a request of a release job's producer may still append a message to `duetime.sending` a second
+A late request of a release job's producer may still append a message to `duetime.sending` a second
 time. Of the messages with one id that come within REMEMBER_S, only the first is forwarded.
 
 A record that is refused ends the transaction. The batch is repeated, and records for the same topic
@@ -47,8 +47,11 @@ log = logging.getLogger(__name__)
 #: connection (some 100 s), and longer than a producer retries.
 REMEMBER_S = 120.0
 
-#: The most messages of a transaction, and how long it waits for the first of them, in seconds.
-BATCH, WAIT_S = 2_000, 0.2
+#: The most messages of a transaction.
+MAX_BATCH_RECORDS = 2_000
+
+#: How long a transaction waits for its first message, in seconds.
+FETCH_TIMEOUT_S = 0.2
 
 #: The delivery timeout of a record, in seconds: others wait for it, and then it is isolated. A
 #: broker that is gone is replaced after 9 s.
@@ -290,7 +293,7 @@ class Forwarder:
         With `is_isolated`, all of it goes to the isolated topic. Raises KafkaException, KafkaError,
         LeaderPaused.
         """
-        records = fetched(self._consumer, BATCH, WAIT_S)
+        records = fetched(self._consumer, MAX_BATCH_RECORDS, FETCH_TIMEOUT_S)
         if not records:
             return False
         for each in records:

@@ -16,6 +16,7 @@ from duetime.core.messages import (
     ADDRESS,
     CANCEL,
     CLUSTER_PATTERN,
+    CONSUMED_HEADERS,
     DEFINE,
     DUE_AT_MS,
     DUE_CLUSTER,
@@ -39,7 +40,6 @@ from duetime.core.messages import (
     SCHEDULE_PARTITION,
     SCHEDULE_PATTERN,
     SCHEDULE_TOPIC,
-    TAKEN,
 )
 from duetime.pipeline.delivery.rows import ErrorCase
 from duetime.pipeline.intake.canonical_request import (
@@ -129,7 +129,7 @@ def _definition(start_ms: Column) -> Column:
         SCHEDULE_PARTITION: named(DUE_PARTITION),
         SCHEDULE_CLUSTER: named(DUE_CLUSTER),
     }
-    sender = F.filter(record_headers(), lambda one: ~one["key"].isin(*TAKEN))
+    sender = F.filter(record_headers(), lambda one: ~one["key"].isin(*CONSUMED_HEADERS))
     recurrence = {name: named(name) for name in RECURRENCE}
     return F.concat(_schedule_headers(values | recurrence), sender)
 

@@ -111,7 +111,8 @@ class Prober:
         self._arrivals = {path: ProbeArrivals(settings.probe_timeout_seconds) for path in PATHS}
         #: How far the clock is ahead of the monotonic one, in ms.
         self._ahead_ms = clock.now_ms() - time.monotonic() * 1_000
-        #: Another server that is down is so for each leader.
+        #: The paths of which one that is stuck ends the lead. Where messages wait in another store,
+        #: its outage would end that of each leader.
         self._judged = PATHS if settings.store_kind == "kafka" else (LANES,)
         #: The path on which probes have ceased to arrive, if there is one.
         self.stuck_path: str | None = None
@@ -155,9 +156,10 @@ class Prober:
             self._close_consumer()
 
     def _judge(self) -> None:
-        """Find out whether a path is stuck: not where no leader could write to its topics.
+        """Set `stuck_path`.
 
-        Nor after the clock was set: they are due by the clock, and missing after seconds.
+        Probes under way do not count where no leader could write to the topics, or once the clock
+        was set.
         """
         ahead_ms, before_ms = self._clock.now_ms() - time.monotonic() * 1_000, self._ahead_ms
         self._ahead_ms, was_set = ahead_ms, abs(ahead_ms - before_ms) > CLOCK_SET_MS
@@ -268,8 +270,8 @@ class ProbeBackoff:
 class ProbeArrivals:
     """Which probes of one path are missing. Instants are seconds of the monotonic clock.
 
-    A leader may deliver nothing and be in the best of health otherwise: its disk is full, or a part
-    of the way out of its reach. A backlog is no such case: it is worked off in order.
+    They show a leader that keeps its lease and delivers nothing: its disk is full, or it does not
+    reach a broker. A backlog is not such a case, because it is sent in order.
     """
 
     def __init__(self, timeout_s: float) -> None:

@@ -1,18 +1,18 @@
 """Progress: the offset that a real-time query has reached, kept while its batch goes on.
 
-A real-time query commits its offsets at the end of a batch, half an hour apart, and recovery would
-handle all records since then again. Nearly all of them have moved on; to read that back takes
-longer than all else. So the leader keeps an offset for each partition, before which every record is
-acknowledged:
+A real-time query commits its offsets at the end of a batch, half an hour apart. After a crash,
+recovery would process all records since then again, and reading them back would take most of its
+time. So the leader keeps an offset for each partition, before which every record is acknowledged:
 
     row      notes its offset in a property of the JVM: its task gave all before it to the producer
     thread   reads the notes each second, and flushes the producer
     commit   the notes, if the producer has delivered all that the query has given it
     restart  the query goes on from the commit
 
-The last record of a partition has a note, too. A task that fetches again has given it away.
+The last record of a partition counts as sent once its task fetches again: a task hands a record to
+the producer before it polls.
 
-Only where all tasks are in this process's JVM: the producer of an executor is out of reach.
+Progress is kept in local mode only: the driver cannot flush an executor's producer.
 """
 
 import logging
@@ -45,15 +45,15 @@ INTERVAL_S = 1.0
 #: Time limit for a commit to end at a stop, in seconds.
 STOP_S = 5.0
 
-#: Starts for which Kafka has to answer about the group, before a query starts without progress.
-TRIES = 2
+#: Reads of the group that Kafka refuses in a row, after which a query starts without progress.
+MAX_REFUSALS = 2
 
 #: Kafka's beans of consumers, and an attribute.
 CONSUMERS, FETCHES = "kafka.consumer:type=consumer-fetch-manager-metrics", "fetch-total"
 
 
 class LastRecords:
-    """Tells of which noted records the task has given all rows to the producer."""
+    """Finds the noted records of which the task has given all rows to the producer."""
 
     def __init__(self) -> None:
         self._notes: Mapping[Partition, int] = {}
@@ -159,7 +159,7 @@ class ProgressKeeper:
             self._offsets.commit({place: 0 for place in partitions if place not in found})
         except KafkaError as error:
             self._refused[name] += 1
-            if self._refused[name] < TRIES:
+            if self._refused[name] < MAX_REFUSALS:
                 raise
             log.warning("progress is not kept, check the rights to its group error=%s", error)
             return {}
@@ -173,7 +173,7 @@ class ProgressKeeper:
 
     def run(self, name: str, topic_ids: Mapping[str, str]) -> Run | None:
         """Begin a run of the query, before it has its first row; None where nothing is noted."""
-        if self._jvm is None or self._refused[name] >= TRIES:
+        if self._jvm is None or self._refused[name] >= MAX_REFUSALS:
             return None
         producer = self._jvm.hold_producer(sink_options(self._settings, name))
         with ExitStack() as unless_ready:
@@ -224,7 +224,7 @@ class ProgressKeeper:
         changed = {at: offset for at, offset in given.items() if run.committed.get(at) != offset}
         # Also where nothing has changed: the pool does not replace a broken one that is held.
         if not producer.flush():
-            log.info("progress stands still until the query has recovered query=%s", run.name)
+            log.info("progress is not committed until the query has recovered query=%s", run.name)
             run.release()
             return
         notes = {at: LogIdentity(topic_id=run.topic_ids.get(at[0])).text() for at in changed}

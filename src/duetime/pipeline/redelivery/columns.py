@@ -46,8 +46,8 @@ RECORD = ["key", "value", "headers", "timestamp"]
 REPLACED_HEADERS = (DUE_AT_MS, DUE_ID, REDELIVERY_COUNT)
 
 DETAILS = {
-    Reason.TIMED_OUT: "it was not acknowledged in time, as often as it was delivered",
-    Reason.NACKED: "its work failed, or took too long, as often as it was delivered",
+    Reason.TIMED_OUT: "no delivery was acknowledged within the visibility timeout",
+    Reason.NACKED: "each delivery failed or timed out",
     Reason.RECORD_DELETED: "its record was removed from the queue before it could be delivered "
     "again",
 }
