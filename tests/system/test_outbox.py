@@ -45,6 +45,10 @@ FAILED, DEAD, REJECTED = (
 )
 
 
+#: A topic with a limit on how old a sender's timestamp may be: records for it are isolated.
+OWN_TIME = {"message.timestamp.type": "CreateTime"}
+
+
 @pytest.fixture(scope="module")
 def far(tmp_path_factory):
     """Another cluster, where topics are not created by whoever asks for them."""
@@ -161,6 +165,25 @@ def test_outage_delays_only_messages_for_that_cluster(live, running, far, abroad
         return there >= 301 and here == 300
 
     eventually(all_are_counted, told, PATIENCE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("running")
+def test_outage_of_a_cluster_delays_no_isolated_record_here(live, far, abroad):
+    """A message for a destination that is isolated there waits; one for here comes to its end."""
+    bad, topic = (
+        where.topic(config=OWN_TIME | {"message.timestamp.before.max.ms": limit})
+        for where, limit in ((live, "0"), (abroad, "4000"))
+    )
+    first = schedule(live, topic, 1, 0, cluster="far")
+    abroad.inbox(topic).take(1)
+    with down(far):
+        waits = schedule(live, topic, 1, 0, cluster="far")
+        (lost,) = schedule(live, bad, 1, 0)
+        # One that comes within its millisecond is taken.
+        ends = live.inbox(bad, TopicNames(live.settings).dead_letter)
+        ends.until(lambda: lost in {each.id for each in ends.arrived}, "its end")
+    assert [each.id for each in abroad.inbox(topic).take(2)] == first + waits
 
 
 def by_window(arrived):

@@ -146,7 +146,7 @@ MARKERS = "__markers"
 NAMESPACE_TOPIC = (
     r"^[a-zA-Z0-9_-]{1,40}\.(control|rejected|retry|isolated|sending|dead-letter|redrive-log|"
     r"lanes|store-inbox|schedule-commands|schedules|warmup|tracker-wakeup|leader|wheel\.[0-9]+|"
-    rf"outbox\.[a-zA-Z0-9_-]+){END}"
+    rf"(outbox|isolated)\.[a-zA-Z0-9_-]+){END}"
 )
 
 #: A cluster's name: it becomes part of a topic's name.

@@ -88,7 +88,6 @@ class TopicNames:
         self.rejected = f"{prefix}.rejected"
         self.retry = f"{prefix}.retry"
         self.dead_letter = f"{prefix}.dead-letter"
-        self.isolated = f"{prefix}.isolated"
         self.sending = f"{prefix}.sending"
         self.redrive_log = f"{prefix}.redrive-log"
         self.lanes = f"{prefix}.lanes"
@@ -111,6 +110,10 @@ class TopicNames:
     def outbox(self, cluster: str) -> str:
         """Return the topic of messages on their way to another cluster."""
         return f"{self._prefix}.outbox.{cluster}"
+
+    def isolated(self, cluster: str | None = None) -> str:
+        """Return the topic of records for a cluster that are sent one by one; None is this one."""
+        return f"{self._prefix}.isolated" + (f".{cluster}" if cluster else "")
 
     def wheel(self, level: int) -> str:
         """Return the topic of one level of the wheel."""
@@ -147,8 +150,9 @@ def message_topics(settings: Settings) -> list[str]:
     names = TopicNames(settings)
     wheel = (names.wheel(level) for level in range(settings.wheel_levels))
     outboxes = (names.outbox(each) for each in settings.clusters)
-    ends = names.isolated, names.sending, names.retry, names.dead_letter, names.rejected
-    return [*wheel, *outboxes, names.store_inbox, names.lanes, *ends]
+    isolated = (names.isolated(each) for each in (None, *settings.clusters))
+    ends = names.sending, names.retry, names.dead_letter, names.rejected
+    return [*wheel, *outboxes, *isolated, names.store_inbox, names.lanes, *ends]
 
 
 def internal_destinations(settings: Settings) -> set[tuple[str | None, str]]:
@@ -285,9 +289,10 @@ def required_topics(settings: Settings) -> list[TopicSpec]:
         ),
         # One partition: messages for another cluster stay in order.
         *(_log(names.outbox(each), settings, required=KEEP) for each in settings.clusters),
+        *(_log(names.isolated(each), settings, required=KEEP) for each in settings.clusters),
         _log(names.rejected, settings),
         _log(names.retry, settings, required=KEEP),
-        _log(names.isolated, settings, required=KEEP),
+        _log(names.isolated(), settings, required=KEEP),
         _log(names.sending, settings, required=KEEP),
         _log(names.dead_letter, settings),
         _log(names.redrive_log, settings),

@@ -54,8 +54,9 @@ What runs them:
 """
 
 #: Names of the queries, of their producers and of the directories of their checkpoints. A query
-#: that forwards to another cluster has the cluster's name after OUTBOX.
+#: that sends to another cluster has the cluster's name after OUTBOX or ISOLATED_AT.
 INTAKE, INTAKE_TX, LANES, OUTBOX = "intake", "intake-tx", "lanes", "outbox-"
+ISOLATED_AT = "isolated-"
 FAILURES, ISOLATED, RECURRING, REDELIVERY = "failures", "isolated", "recurring", "redelivery"
 SAVING, NOTICES = "saving", "notices"
 

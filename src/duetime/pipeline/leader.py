@@ -30,6 +30,7 @@ from duetime.pipeline import (
     INTAKE,
     INTAKE_TX,
     ISOLATED,
+    ISOLATED_AT,
     LANES,
     OUTBOX,
     RECURRING,
@@ -250,7 +251,7 @@ class Leader:
             refresh=context.destinations[None].refresh,
             given_up=self._given_up,
             blame=lambda query, error: context.isolation.blame(error, self._client_id(query)),
-            remote=[f"{OUTBOX}{cluster}" for cluster in settings.clusters],
+            remote=[f"{of}{each}" for of in (OUTBOX, ISOLATED_AT) for each in settings.clusters],
             partitions=self._partitions,
             drain=self._drain,
             recreated_topics=factory.recreated_topics,
@@ -294,7 +295,7 @@ class Leader:
             kept_since_ms = now_ms - self._settings.retry_backoff_max_ms
         elif name == SAVING:
             kept_since_ms = now_ms - SAVED_KEPT_MS
-        elif not name.startswith(OUTBOX) and name not in (RECURRING, ISOLATED):
+        elif not name.startswith((OUTBOX, ISOLATED)) and name != RECURRING:
             return
         read = _read_before(query)
         read |= {at: max(offset, read.get(at, 0)) for at, offset in reached.items()}

@@ -26,6 +26,7 @@ from duetime.pipeline import (
     INTAKE,
     INTAKE_TX,
     ISOLATED,
+    ISOLATED_AT,
     LANES,
     NOTICES,
     OUTBOX,
@@ -114,9 +115,6 @@ class QueryFactory:
         spark, settings, names = self._spark, self._settings, self._names
         logs, destinations, start = self._delivery_logs, self._destinations, self._start_batches
         failed = partial(retry_handler, spark, settings, destinations, logs[None])
-        isolated = partial(
-            isolation.IsolatedSender, spark, settings, destinations, logs, sender=self._sender
-        )
         recurring = partial(schedules.ScheduleHandler, spark, settings, destinations, logs[None])
         saving = partial(store_queries.store_handler, spark, settings, logs[None])
         queries: dict[str, Callable[[], StreamingQuery]] = {
@@ -124,15 +122,7 @@ class QueryFactory:
             INTAKE: self._start_intake,
             INTAKE_TX: self._start_transactional_intake,
             FAILURES: partial(start, FAILURES, names.retry, failed),
-            ISOLATED: partial(
-                start,
-                ISOLATED,
-                names.isolated,
-                isolated,
-                max_records=isolation.BATCH,
-                # The transactional sink writes there, or did before it was switched off.
-                committed_only=True,
-            ),
+            ISOLATED: partial(self._start_isolated, ISOLATED, None),
             RECURRING: partial(
                 start,
                 RECURRING,
@@ -154,6 +144,8 @@ class QueryFactory:
             )
         for cluster in settings.clusters:
             queries[f"{OUTBOX}{cluster}"] = partial(self._start_outbox, cluster)
+            name = f"{ISOLATED_AT}{cluster}"
+            queries[name] = partial(self._start_isolated, name, cluster)
         return queries
 
     def recreated_topics(self) -> dict[str, str]:
@@ -217,6 +209,24 @@ class QueryFactory:
         rows = partial(outbox_rows, settings=settings, cluster=cluster)
         recovery = outbox_recovery(settings, self._delivery_logs[cluster], cluster)
         return self._start_real_time(name, topics, rows, recovery, sink=settings.at(cluster))
+
+    def _start_isolated(self, name: str, cluster: str | None) -> StreamingQuery:
+        sender = partial(
+            isolation.IsolatedSender,
+            self._spark,
+            self._settings,
+            self._destinations[cluster],
+            self._delivery_logs[cluster],
+            sender=self._sender,
+        )
+        return self._start_batches(
+            name,
+            self._names.isolated(cluster),
+            sender,
+            max_records=isolation.BATCH,
+            # The transactional sink writes there, or did before it was switched off.
+            committed_only=True,
+        )
 
     def _start_real_time(  # noqa: PLR0913 (each by its name)
         self,

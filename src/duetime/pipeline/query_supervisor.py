@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming import StreamingQuery
 
@@ -313,5 +314,5 @@ def is_answer(error: Exception) -> bool:
 def _stop(query: StreamingQuery) -> None:
     try:
         query.stop()
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         log.warning("query did not stop in time query=%s error=%s", query.name, error_text(error))

@@ -186,6 +186,7 @@ class Pipeline:
         """Return the number of tasks that may run at once, given the partitions of each topic."""
         names, clusters = TopicNames(self._settings), self._settings.clusters
         topics = (*names.intake, names.lanes, *map(names.outbox, clusters))
+        topics = (*topics, *map(names.isolated, clusters))
         exchanges = len(self._jvms.executors)
         wheel = self._settings.wheel
         others = OTHER_TASKS + SHARD_TASKS * (wheel.partitions // wheel.ring - 1) + exchanges

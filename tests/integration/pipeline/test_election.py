@@ -187,9 +187,12 @@ def test_rows_of_an_older_term_are_not_sent_in_a_later_one(settings, spark, join
     old, new = (spark.range(1).where(lease_is_held(settings.in_term(term))) for term in (1, 2))
     leader = leading(spark, join)
     eventually(lambda: old.count() == 1)
+    assert leader.holds_lease_of(1)
     LeaderHeartbeats(settings)
     eventually(lambda: leader.term == 2 and leader.is_leading.is_set())
     assert new.count() == 1
+    assert leader.holds_lease_of(2)
+    assert not leader.holds_lease_of(1)
     with pytest.raises(PySparkException, match="the lead is lost"):
         old.count()
 

@@ -34,7 +34,7 @@ class Sending:
         self._admin = AdminClient(librdkafka_properties(self.settings))
         self._producer = Producer(librdkafka_properties(self.settings))
         self.isolated = []
-        for each in (self.names.sending, self.names.isolated):
+        for each in (self.names.sending, self.names.isolated()):
             self.create(each)
 
     def create(self, name, **config):
@@ -160,7 +160,7 @@ def test_refused_record_is_isolated_and_others_arrive_once(sending):
     assert sending.values(topic) == ["first", "last"]
     assert sending.values(refusing) == []
     assert set(sending.isolated) == {refusing, missing}
-    found = sending.arrived(sending.names.isolated)
+    found = sending.arrived(sending.names.isolated())
     # As it waited, for who sends it by itself.
     assert [dict(each.headers())["due-topic"].decode() for each in found] == [refusing, missing]
     assert found[1].value() == b"nowhere"
@@ -227,7 +227,7 @@ def test_first_forwarder_begins_at_the_earliest_record(sending):
 
 def test_foreign_records_stop_nothing(sending):
     topic = sending.destination()
-    before = len(sending.arrived(sending.names.isolated))
+    before = len(sending.arrived(sending.names.isolated()))
     sending.due("t", "x", name="no id")
     sending._producer.produce(sending.names.sending, "foreign", headers=[("due-topic", b"\xff")])
     sending._producer.produce(sending.names.sending, None)
@@ -235,7 +235,7 @@ def test_foreign_records_stop_nothing(sending):
     with sending.forwarder() as forwarder:
         sending.forward(forwarder, forwarder.position + 4)
     assert sending.values(topic) == ["ours"]
-    assert len(sending.arrived(sending.names.isolated)) == before + 3
+    assert len(sending.arrived(sending.names.isolated())) == before + 3
 
 
 @contextmanager
@@ -256,10 +256,10 @@ def test_undeliverable_message_does_not_stop_those_behind_it(sending, monkeypatc
     """Nothing else is in its batch, so that it may as well be the cluster that fails."""
     monkeypatch.setattr(transactional, "DELIVERY_S", 1.0)
     topic, missing = sending.destination(), f"to_{uuid.uuid4().hex[:8]}"
-    before = len(sending.arrived(sending.names.isolated))
+    before = len(sending.arrived(sending.names.isolated()))
     sending.due(missing, "alone")
     with delivering(sending):
-        eventually(lambda: len(sending.arrived(sending.names.isolated)) == before + 1)
+        eventually(lambda: len(sending.arrived(sending.names.isolated())) == before + 1)
         sending.due(topic, "behind")
         eventually(lambda: sending.values(topic) == ["behind"])
 

@@ -12,7 +12,6 @@ from tests.support.topics import small_settings
 from duetime.core.errors import LeaderPaused
 from duetime.core.setting_types import Cluster
 from duetime.core.settings import Settings
-from duetime.pipeline.delivery import isolation
 from duetime.pipeline.delivery.isolation import (
     NO_ANSWER,
     FailedDestinations,
@@ -31,7 +30,7 @@ class Topics:
     """The topics of a cluster, and which of them are isolated."""
 
     def __init__(self, *known):
-        self.known, self.isolated = known, []
+        self.known, self.isolated, self.is_reached = known, [], True
 
     def knows(self, topic):
         return topic in self.known
@@ -91,6 +90,13 @@ def test_destination_on_another_cluster_is_isolated_there(rig):
     rig.errors[client, "orders"] = 1
     assert rig.failed.blame(Exception(), client) == {"orders"}
     assert (rig.here.isolated, rig.eu.isolated) == ([], ["orders"])
+
+
+def test_outage_of_another_cluster_isolates_no_destination_there(rig):
+    client = next(iter(rig.failed._clusters)) + "outbox"
+    rig.errors[client, "orders"], rig.eu.is_reached = 1, False
+    assert not rig.failed.blame(Exception(), client)
+    assert not rig.eu.isolated
 
 
 def test_each_sink_that_a_topic_has_failed_is_answered(rig):
@@ -177,9 +183,8 @@ def test_record_that_is_not_sent_when_the_lease_ends_is_dropped(cluster):
     assert cluster.count("orders") == sent
 
 
-def test_batch_of_an_earlier_term_is_not_sent(cluster, monkeypatch):
+def test_batch_of_an_earlier_term_is_not_sent(cluster):
     """The process was paused, lost the lead and has it again: another has sent the batch."""
-    monkeypatch.setattr(isolation, "LEASE_WAIT_S", 0.2)
     sender = RecordSender(small_settings(cluster.bootstrap), lambda term: term == 2)
     with pytest.raises(LeaderPaused):
         sender.send(records(3), None, 1)

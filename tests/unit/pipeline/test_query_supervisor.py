@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from prometheus_client import REGISTRY
+from py4j.protocol import Py4JJavaError
 from tests.support.clocks import eventually
 
 from duetime.client.status import RUNS
@@ -207,3 +208,23 @@ def test_query_that_gives_up_records_while_it_is_stopped_waits_for_them():
     failed.starting.result()
     assert waited == [query_supervisor.UNANSWERED_S]
     query.queries.stop()
+
+
+class StopTimedOut(Py4JJavaError):
+    """What PySpark raises for Java's TimeoutException."""
+
+    def __init__(self):
+        Exception.__init__(self, "the query did not stop")
+
+    __str__ = Exception.__str__
+
+
+def test_query_that_does_not_stop_in_time_holds_up_no_other(caplog):
+    def stop():
+        raise StopTimedOut
+
+    running = SimpleNamespace(name="isolated", exception=lambda: None, stop=stop)
+    queries = QuerySupervisor({"isolated": lambda: running}, **LIFE)
+    queries.start(lambda *_: None, lambda: True)
+    queries.stop()
+    assert "query did not stop in time query=isolated" in caplog.text

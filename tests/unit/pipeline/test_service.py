@@ -1,11 +1,14 @@
 """Pipeline: when a leader gives way. Nothing is delivered."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 
 from duetime.core.errors import LeaderStuck
 from duetime.core.settings import Settings
+from duetime.pipeline import service
+from duetime.pipeline.leader import PipelineContext
 from duetime.pipeline.service import Pipeline
 
 
@@ -36,3 +39,15 @@ def test_a_leader_that_does_not_deliver_goes_on_without_a_standby(pipeline):
 def test_a_standby_gives_way_to_none(pipeline):
     pipeline._leader = None
     pipeline._require_delivery()
+
+
+def test_a_leader_of_a_later_term_has_its_lease(pipeline, monkeypatch):
+    monkeypatch.setattr(service, "ReleaseJob", lambda *_: None)
+    pipeline._election.holds_lease_of = lambda term: term == 2
+    nothing = dict.fromkeys(each.name for each in fields(PipelineContext))
+    known = {"settings": pipeline._settings.in_term(1), "delivery_logs": {None: None}}
+    pipeline._context = PipelineContext(**nothing | known)
+    pipeline._plan_for(2)
+    assert pipeline._context.holds_lease()
+    pipeline._plan_for(3)
+    assert not pipeline._context.holds_lease()

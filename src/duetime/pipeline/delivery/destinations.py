@@ -130,6 +130,8 @@ class TopicMetadataCache:
         self._lock = threading.Lock()
         self._thread = PeriodicThread("topic-metadata", REQUEST_INTERVAL_S, self._poll)
         self._refreshed_s = self._requested_s = 0.0
+        #: When the last request that the cluster answered was sent.
+        self._reached_s = float("-inf")
 
     def start(self, *, wait: bool = True) -> None:
         """Begin to refresh; with `wait`, return after the first refresh."""
@@ -175,7 +177,7 @@ class TopicMetadataCache:
                     )
                 self._is_silent = True
             else:
-                self._is_silent = False
+                self._is_silent, self._reached_s = False, started_s
                 self._jvms.extend_lease(reached_name(self._settings), started_s + REACHED_S)
 
     def _entries(self, settings_timeout_s: float) -> dict[str, str]:
@@ -258,6 +260,8 @@ class TopicMetadataCache:
         with self._lock:
             trouble = self._troubles.setdefault(topic, Trouble())
             is_new = time.monotonic() >= trouble.isolated_until_s
+            if time.monotonic() > trouble.isolated_until_s + MAX_ISOLATED_MS / 1_000:
+                trouble.count = 0
             trouble.count += is_new
             pause_s = doubled_ms(trouble.count, ISOLATED_MS, MAX_ISOLATED_MS) / 1_000
             trouble.isolated_until_s = time.monotonic() + pause_s
@@ -275,6 +279,11 @@ class TopicMetadataCache:
             trouble.held_until_s = now_s + pause_s
         log.warning("holding records, no acknowledgement topic=%s seconds=%.0f", topic, pause_s)
         self.refresh()
+
+    @property
+    def is_reached(self) -> bool:
+        """True if the cluster has answered within the last seconds."""
+        return time.monotonic() < self._reached_s + REACHED_S
 
     def is_obstructed(self, topic: str) -> bool:
         """Return whether the cluster takes no records for some of the topic, from any process.

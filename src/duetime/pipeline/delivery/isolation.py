@@ -4,13 +4,15 @@ A sink fails as a whole on one record that a broker refuses, with every message 
 query. Errors that are known before (`delivery_errors`) never reach the sink. Any other refusal (a
 schema that the broker validates, a policy, a setting that has just changed) fails a sink once.
 `FailedDestinations` then finds the topics that had errors and marks them as isolated. The failed
-work is repeated, and its records for these topics go to `duetime.isolated`.
+work is repeated, and its records for these topics go to `duetime.isolated`, or to another topic for
+each other cluster.
 
-The isolated query is a micro-batch query over `duetime.isolated`: retries, and records for isolated
-destinations. `IsolatedSender` sends each record in a request of its own, with its own report. A
-refused record fails with the broker's reason, and all others are delivered. A record that is not
-acknowledged in time may have been written all the same: its destination is read back once that is
-certain. Meanwhile nothing more is sent there, because records for other destinations wait behind.
+The isolated query of a cluster is a micro-batch query over its topic: records for isolated
+destinations, and retries to this cluster. `IsolatedSender` sends each record in a request of its
+own, with its own report. A refused record fails with the broker's reason, and all others are
+delivered. A record that is not acknowledged in time may have been written all the same: its
+destination is read back once that is certain. Meanwhile nothing more is sent there, because records
+for other destinations wait behind.
 
 They are sent from the driver. A client in a task would know nothing of the lease, and send what it
 holds when another process leads.
@@ -27,15 +29,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import KafkaException, Message, Producer
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from duetime.core import metrics
-from duetime.core.errors import LeaderPaused, Reason
+from duetime.core.errors import KafkaError, LeaderPaused, Reason
 from duetime.core.leadership import check_lease
 from duetime.core.settings import Settings
-from duetime.core.threads import wait_until
 from duetime.kafka.producer import delivery_properties, enqueue, is_fatal
 from duetime.pipeline import ISOLATED
 from duetime.pipeline.delivery.destinations import TopicMetadataCache
@@ -64,21 +66,17 @@ CHUNK_BYTES = 16 * 1024 * 1024
 #: The interval of checks of the lease while records are not acknowledged, in seconds.
 LEASE_INTERVAL_S = 0.1
 
-#: How long a batch waits for the lease before its first record, in seconds: a leader that has not
-#: reached the brokers for a moment gets it back.
-LEASE_WAIT_S = 10.0
-
 #: The detail of a record that no broker has acknowledged or refused.
 NO_ANSWER = "no answer"
 
 #: Answers of a broker after which the record may have been written.
-UNKNOWN_OUTCOMES = (KafkaError.REQUEST_TIMED_OUT, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+UNKNOWN_OUTCOMES = (BrokerError.REQUEST_TIMED_OUT, BrokerError.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 
 #: Errors of the client for a record that it has never sent.
 NEVER_SENT = (
-    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 (their public names)
-    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-    KafkaError.MSG_SIZE_TOO_LARGE,
+    BrokerError._UNKNOWN_TOPIC,  # noqa: SLF001 (their public names)
+    BrokerError._UNKNOWN_PARTITION,  # noqa: SLF001
+    BrokerError.MSG_SIZE_TOO_LARGE,
 )
 
 #: Where Kafka's producer names a topic in an error, before it has sent anything to it. Source:
@@ -152,8 +150,10 @@ class FailedDestinations:
             return
         for client, cluster, topic in by_cluster:
             destinations = self._destinations.get(cluster)
-            # The topic that an error names need not exist.
-            if destinations is not None and destinations.knows(topic):
+            # The topic that an error names need not exist. While a cluster is away, it is no topic
+            # that fails.
+            is_outage = bool(cluster) and not (destinations and destinations.is_reached)
+            if destinations and not is_outage and destinations.knows(topic):
                 destinations.isolate(topic)
                 self._failed[client].add(topic)
 
@@ -173,22 +173,23 @@ class Undelivered(NamedTuple):
 
 
 class IsolatedSender:
-    """Sends each batch record by record. Executors read and check them; the driver sends."""
+    """Sends a cluster's batches record by record. Executors read and check; the driver sends."""
 
     def __init__(  # noqa: PLR0913 (what all queries share)
         self,
         spark: SparkSession,
         settings: Settings,
-        destinations: Mapping[str | None, TopicMetadataCache],
-        written: Mapping[str | None, DeliveryLog],
+        destinations: TopicMetadataCache,
+        written: DeliveryLog,
         started_ms: int,
         *,
         sender: "RecordSender",
     ) -> None:
-        """`destinations` and `written` are by cluster; the query began at `started_ms`."""
+        """`destinations` and `written` are the cluster's; the query began at `started_ms`."""
         self._settings, self._router, self._sender = settings, Router(settings), sender
         self._destinations, self._written = destinations, written
-        self._replays = {name: ReplayDetector(each, started_ms) for name, each in written.items()}
+        self._cluster = written.cluster
+        self._replays = ReplayDetector(written, started_ms)
         self._scan_range = planned_scan_range(spark)
         self._planned = PlanCache(spark, lambda batch: self._checked(parsed(batch)))
 
@@ -197,44 +198,51 @@ class IsolatedSender:
         scope = self._scan_range(batch)
         if scope is None:
             return
-        # Every detector sees each batch, even one without records for its cluster.
-        found = {name: each.check(number, lambda: scope) for name, each in self._replays.items()}
-        replays = [each for name, each in found.items() if each and name in scope.destinations]
-        if replays:
-            left = parsed(batch)
-            for each in replays:
-                left = each.deduplicator.drop_moved_on(left, each.scan_range)
+        if replay := self._replays.check(number, lambda: scope):
+            left = replay.deduplicator.drop_moved_on(parsed(batch), replay.scan_range)
             checked = self._checked(left).localCheckpoint()
         else:
             checked = self._planned(batch).localCheckpoint()
-        self._return(checked.where("error is not null"))
-        started_ms = int(time.time() * 1_000)
-        for cluster, topics in scope.destinations.items():
-            if cluster in self._destinations:
-                sent = ScanRange(since_ms=started_ms, destinations={cluster: topics})
-                self._deliver(checked.where("error is null"), cluster, sent)
+        is_here = F.col("cluster").eqNullSafe(F.lit(self._cluster))
+        is_sent = F.col("error").isNull() & is_here
+        # A record for another cluster goes to the topic of that one.
+        self._return(checked.where(~is_sent))
+        topics = scope.destinations.get(self._cluster)
+        if topics:
+            started_ms = int(time.time() * 1_000)
+            sent = ScanRange(since_ms=started_ms, destinations={self._cluster: topics})
+            self._deliver(checked.where(is_sent), sent)
 
     def _checked(self, records: DataFrame) -> DataFrame:
         return self._router.checked(records, message_columns())
 
-    def _deliver(self, checked: DataFrame, cluster: str | None, scope: ScanRange) -> None:
-        """Send the cluster's records; those that are not delivered go to the retry topic."""
-        rows = checked.where(F.col("cluster").eqNullSafe(F.lit(cluster)))
-        undelivered, count = self._send(rows, cluster)
+    def _deliver(self, rows: DataFrame, scope: ScanRange) -> None:
+        """Send the rows; those that are not delivered go to the retry topic."""
+        self._require_cluster()
+        undelivered, count = self._send(rows)
         if refused := [row for row in undelivered if not row.is_unknown]:
             self._fail(rows, refused, Reason.REFUSED_BY_BROKER)
         if unknown := [row for row in undelivered if row.is_unknown]:
+            self._require_cluster()
             # A batch that is held up here holds up others: the next one is not sent there.
             for topic in self._topics(rows, unknown):
-                self._destinations[cluster].hold(topic)
+                self._destinations.hold(topic)
             time.sleep(RETRY_PAUSE_S)
-            missing = Deduplicator(self._written[cluster]).drop_moved_on(rows, scope)
+            missing = Deduplicator(self._written).drop_moved_on(rows, scope)
             self._fail(missing, unknown, Reason.NOT_ACKNOWLEDGED)
         for topic in self._topics(rows, undelivered):
-            self._destinations[cluster].isolate(topic)
-        metrics.DELIVERED.labels(cluster or "").inc(count - len(undelivered))
+            self._destinations.isolate(topic)
+        metrics.DELIVERED.labels(self._cluster or "").inc(count - len(undelivered))
 
-    def _send(self, rows: DataFrame, cluster: str | None) -> tuple[list[Undelivered], int]:
+    def _require_cluster(self) -> None:
+        """Raise KafkaError while another cluster is away: the batch is repeated until it is back.
+
+        An outage is no failed attempt: messages wait, as in an outbox.
+        """
+        if self._cluster and not self._destinations.is_reached:
+            raise KafkaError(f"cluster {self._cluster} does not answer: its messages wait")
+
+    def _send(self, rows: DataFrame) -> tuple[list[Undelivered], int]:
         """Send each once; return those that were not acknowledged, and the number of all."""
         message = message_columns()
         records = rows.select(
@@ -251,7 +259,7 @@ class IsolatedSender:
             sorted(records.where(F.col("offset").between(first, last)).collect())
             for first, last in chunks(sizes, CHUNK_BYTES)
         )
-        send = partial(self._sender.send, cluster=cluster, term=self._settings.term)
+        send = partial(self._sender.send, cluster=self._cluster, term=self._settings.term)
         return list(send_groups(groups, send)), len(sizes)
 
     def _fail(self, rows: DataFrame, undelivered: list[Undelivered], reason: Reason) -> None:
@@ -309,7 +317,7 @@ def send_groups(
 class RecordSender:
     """Sends records from this process, each in a request of its own, while the lease is held.
 
-    Used by one thread, except `settle`.
+    One thread sends for each cluster.
     """
 
     def __init__(self, settings: Settings, holds_lease: Callable[[int], bool]) -> None:
@@ -323,23 +331,24 @@ class RecordSender:
     def send(self, rows: Iterable[Row], cluster: str | None, term: int) -> list[Undelivered]:
         """Send rows of offset, topic, partition, key, value and headers, in a term's batch.
 
-        Raises LeaderPaused without the lease: some were sent, and nothing more is.
+        Raises LeaderPaused without the lease, and KafkaError when the client has failed for good:
+        some were sent, and nothing more is.
         """
         client, undelivered = self._client(cluster), dict[int, Undelivered]()
-        holds_lease = partial(self._holds_lease, term)
-        wait_until(holds_lease, LEASE_WAIT_S, LEASE_INTERVAL_S)
+        holds_lease, broken = partial(self._holds_lease, term), list[BrokerError]()
 
-        def report(offset: int, error: KafkaError | None, _message: Message | None) -> None:
+        def report(offset: int, error: BrokerError | None, _message: Message | None) -> None:
             if error is None:
                 undelivered.pop(offset, None)
             else:
                 undelivered[offset] = Undelivered(offset, error.str(), _is_unknown(error))
                 if is_fatal(error):
-                    # The next batch gets a client that works.
-                    self._clients.pop(cluster, None)
+                    broken.append(error)
 
         try:
             for row in rows:
+                if broken:
+                    break
                 # Until it is reported: a client that ends reports nothing.
                 undelivered[row.offset] = Undelivered(row.offset, NO_ANSWER, is_unknown=True)
                 with self._sending:
@@ -351,13 +360,17 @@ class RecordSender:
         except LeaderPaused:
             _drop(client)
             raise
+        if broken:
+            # The batch is repeated by a client that works.
+            self._clients.pop(cluster, None)
+            raise KafkaError(f"the isolated producer has failed ({broken[0].str()})")
         return list(undelivered.values())
 
     def _enqueue(
         self,
         client: Producer,
         row: Row,
-        report: Callable[[KafkaError | None, Message | None], None],
+        report: Callable[[BrokerError | None, Message | None], None],
     ) -> None:
         try:
             enqueue(
@@ -402,7 +415,7 @@ def _drop(client: Producer) -> None:
         client.flush(LEASE_INTERVAL_S)
 
 
-def _is_unknown(error: KafkaError) -> bool:
+def _is_unknown(error: BrokerError) -> bool:
     """Return whether the record may have been written."""
     is_answer = error.code() > 0
     return error.code() in UNKNOWN_OUTCOMES or not (is_answer or error.code() in NEVER_SENT)

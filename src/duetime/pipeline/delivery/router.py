@@ -173,8 +173,9 @@ class Router:
         return SinkRow(message.topic, partition, message.key, message.value, headers)
 
     def isolated(self, message: MessageColumns) -> SinkRow:
-        """To the topic whose records are sent one by one, because one may be refused."""
-        return _internal(F.lit(self._names.isolated), message)
+        """To its cluster's topic of records that are sent one by one: one may be refused."""
+        elsewhere = F.concat(F.lit(self._names.isolated()), F.lit("."), message.cluster)
+        return _internal(F.coalesce(elsewhere, F.lit(self._names.isolated())), message)
 
     def failed(self, message: MessageColumns, error: Column) -> SinkRow:
         """To the retry topic: as it was scheduled, with the error in its last headers."""

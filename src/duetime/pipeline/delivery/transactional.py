@@ -198,7 +198,7 @@ class Forwarder:
     ) -> None:
         """`isolate` takes a topic that refused a record; see `TransactionalDelivery`."""
         names = TopicNames(settings)
-        self._sending, self._isolated = names.sending, names.isolated
+        self._sending, self._isolated = names.sending, names.isolated()
         self._clock, self._isolate, self._holds_lease = clock, isolate, holds_lease
         self._settings = settings
         self._producer: Producer | None = None

@@ -355,8 +355,9 @@ def hop_rank(settings: Settings) -> Column:
     rank = F.when(topic == names.lanes, levels + lanes - F.col("partition")).otherwise(rank)
     last = levels + lanes + 1
     outboxes = [names.outbox(each) for each in settings.clusters]
+    isolated = [names.isolated(each) for each in (None, *settings.clusters)]
     rank = F.when(topic.isin(*outboxes, names.sending), last).otherwise(rank)
-    rank = F.when(topic == names.isolated, last + 1).otherwise(rank)
+    rank = F.when(topic.isin(*isolated), last + 1).otherwise(rank)
     rank = F.when(topic == names.retry, last + 2).otherwise(rank)
     attempts = state_number(state_fields(F.col("headers")), "attempts")
     within = F.coalesce(attempts, F.lit(0)) * ATTEMPT_RANK + rank

@@ -67,7 +67,7 @@ ARRIVAL = ("taken_ms", "offset")
 
 #: Names of the jobs' producers. A sink waits until its producer holds no record, of any sink: so
 #: each job has a producer for itself while it runs.
-PRODUCERS = [f"release-{number}" for number in range(24)]
+PRODUCERS = [f"release-{number}" for number in range(48)]
 
 #: Time limit for the producer of a failed job to empty its buffer, in seconds.
 QUIET_TIMEOUT_S = 3.0
