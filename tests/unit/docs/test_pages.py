@@ -71,6 +71,7 @@ OTHER_INTAKES = "the other intake topics"
 #: What the page calls topics whose names are a configuration's, by their names here.
 CALLED = {
     "duetime.outbox.eu": "duetime.outbox.<cluster>",
+    "duetime.isolated.eu": "duetime.isolated.<cluster>",
     "jobs": "a [queue]",
     "jobs__markers": "__markers",
     "jobs__undelivered": "__undelivered",
