@@ -45,7 +45,7 @@ FAILED, DEAD, REJECTED = (
 )
 
 
-#: A topic with a limit on how old a sender's timestamp may be: records for it are isolated.
+#: Records keep the timestamps of their senders, which a topic may limit: then they are isolated.
 OWN_TIME = {"message.timestamp.type": "CreateTime"}
 
 

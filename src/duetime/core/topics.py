@@ -113,7 +113,7 @@ class TopicNames:
 
     def isolated(self, cluster: str | None = None) -> str:
         """Return the topic of records for a cluster that are sent one by one; None is this one."""
-        return f"{self._prefix}.isolated" + (f".{cluster}" if cluster else "")
+        return f"{self._prefix}.isolated" + ("" if cluster is None else f".{cluster}")
 
     def wheel(self, level: int) -> str:
         """Return the topic of one level of the wheel."""
@@ -150,9 +150,14 @@ def message_topics(settings: Settings) -> list[str]:
     names = TopicNames(settings)
     wheel = (names.wheel(level) for level in range(settings.wheel_levels))
     outboxes = (names.outbox(each) for each in settings.clusters)
-    isolated = (names.isolated(each) for each in (None, *settings.clusters))
+    isolated = isolated_topics(settings)
     ends = names.sending, names.retry, names.dead_letter, names.rejected
     return [*wheel, *outboxes, *isolated, names.store_inbox, names.lanes, *ends]
+
+
+def isolated_topics(settings: Settings) -> list[str]:
+    """Return the topics of records that are sent one by one: of this cluster, and of the others."""
+    return [TopicNames(settings).isolated(each) for each in (None, *settings.clusters)]
 
 
 def internal_destinations(settings: Settings) -> set[tuple[str | None, str]]:
@@ -289,10 +294,9 @@ def required_topics(settings: Settings) -> list[TopicSpec]:
         ),
         # One partition: messages for another cluster stay in order.
         *(_log(names.outbox(each), settings, required=KEEP) for each in settings.clusters),
-        *(_log(names.isolated(each), settings, required=KEEP) for each in settings.clusters),
         _log(names.rejected, settings),
         _log(names.retry, settings, required=KEEP),
-        _log(names.isolated(), settings, required=KEEP),
+        *(_log(each, settings, required=KEEP) for each in isolated_topics(settings)),
         _log(names.sending, settings, required=KEEP),
         _log(names.dead_letter, settings),
         _log(names.redrive_log, settings),

@@ -217,6 +217,7 @@ class QueryFactory:
             self._settings,
             self._destinations[cluster],
             self._delivery_logs[cluster],
+            name=name,
             sender=self._sender,
         )
         return self._start_batches(

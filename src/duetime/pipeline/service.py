@@ -185,8 +185,8 @@ class Pipeline:
     def _needed_slots(self, partitions: Mapping[str, int]) -> int:
         """Return the number of tasks that may run at once, given the partitions of each topic."""
         names, clusters = TopicNames(self._settings), self._settings.clusters
-        topics = (*names.intake, names.lanes, *map(names.outbox, clusters))
-        topics = (*topics, *map(names.isolated, clusters))
+        there = (*map(names.outbox, clusters), *map(names.isolated, clusters))
+        topics = (*names.intake, names.lanes, *there)
         exchanges = len(self._jvms.executors)
         wheel = self._settings.wheel
         others = OTHER_TASKS + SHARD_TASKS * (wheel.partitions // wheel.ring - 1) + exchanges

@@ -211,7 +211,7 @@ def test_query_that_gives_up_records_while_it_is_stopped_waits_for_them():
 
 
 class StopTimedOut(Py4JJavaError):
-    """What PySpark raises for Java's TimeoutException."""
+    """Java's TimeoutException, as PySpark raises it."""
 
     def __init__(self):
         Exception.__init__(self, "the query did not stop")

@@ -39,7 +39,6 @@ from duetime.core.errors import KafkaError, LeaderPaused, Reason
 from duetime.core.leadership import check_lease
 from duetime.core.settings import Settings
 from duetime.kafka.producer import delivery_properties, enqueue, is_fatal
-from duetime.pipeline import ISOLATED
 from duetime.pipeline.delivery.destinations import TopicMetadataCache
 from duetime.pipeline.delivery.router import Router
 from duetime.pipeline.delivery.rows import error_struct, message_columns, parsed
@@ -150,12 +149,14 @@ class FailedDestinations:
             return
         for client, cluster, topic in by_cluster:
             destinations = self._destinations.get(cluster)
-            # The topic that an error names need not exist. While a cluster is away, it is no topic
-            # that fails.
-            is_outage = bool(cluster) and not (destinations and destinations.is_reached)
-            if destinations and not is_outage and destinations.knows(topic):
-                destinations.isolate(topic)
-                self._failed[client].add(topic)
+            # The topic that an error names need not exist.
+            if destinations is None or not destinations.knows(topic):
+                continue
+            # A cluster that is away fails all of its topics.
+            if cluster and not destinations.is_reached:
+                continue
+            destinations.isolate(topic)
+            self._failed[client].add(topic)
 
 
 def named_topics(error: str) -> set[str]:
@@ -183,9 +184,14 @@ class IsolatedSender:
         written: DeliveryLog,
         started_ms: int,
         *,
+        name: str,
         sender: "RecordSender",
     ) -> None:
-        """`destinations` and `written` are the cluster's; the query began at `started_ms`."""
+        """`destinations` and `written` are the cluster's.
+
+        `name` is the query's, and its producer's; it began at `started_ms`.
+        """
+        self._name = name
         self._settings, self._router, self._sender = settings, Router(settings), sender
         self._destinations, self._written = destinations, written
         self._cluster = written.cluster
@@ -272,8 +278,8 @@ class IsolatedSender:
         self._return(failed.withColumn("error", error))
 
     def _return(self, rows: DataFrame) -> None:
-        """Send rows with an `error` to where they are retried or rejected."""
-        write_batch(self._router.returned(rows), self._settings, ISOLATED)
+        """Send rows on that are not sent from here: see `Router.returned`."""
+        write_batch(self._router.returned(rows), self._settings, self._name)
 
     def _topics(self, rows: DataFrame, undelivered: list[Undelivered]) -> list[str]:
         offsets = [row.offset for row in undelivered]

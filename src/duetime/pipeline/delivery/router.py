@@ -174,7 +174,7 @@ class Router:
 
     def isolated(self, message: MessageColumns) -> SinkRow:
         """To its cluster's topic of records that are sent one by one: one may be refused."""
-        elsewhere = F.concat(F.lit(self._names.isolated()), F.lit("."), message.cluster)
+        elsewhere = F.concat(F.lit(self._names.isolated("")), message.cluster)
         return _internal(F.coalesce(elsewhere, F.lit(self._names.isolated())), message)
 
     def failed(self, message: MessageColumns, error: Column) -> SinkRow:

@@ -20,7 +20,7 @@ from duetime.core.errors import KafkaError
 from duetime.core.messages import DUE_ERROR_SOURCE, DUE_ID, DUE_TOPIC
 from duetime.core.metrics import READ_BACK_RECORDS, READ_BACK_SECONDS
 from duetime.core.settings import Settings
-from duetime.core.topics import TopicNames, message_topics
+from duetime.core.topics import TopicNames, isolated_topics, message_topics
 from duetime.kafka.offsets import TIMEOUT_S, OffsetRange, Offsets, Partition, Unreadable
 from duetime.spark.columns import (
     header_map,
@@ -355,9 +355,8 @@ def hop_rank(settings: Settings) -> Column:
     rank = F.when(topic == names.lanes, levels + lanes - F.col("partition")).otherwise(rank)
     last = levels + lanes + 1
     outboxes = [names.outbox(each) for each in settings.clusters]
-    isolated = [names.isolated(each) for each in (None, *settings.clusters)]
     rank = F.when(topic.isin(*outboxes, names.sending), last).otherwise(rank)
-    rank = F.when(topic.isin(*isolated), last + 1).otherwise(rank)
+    rank = F.when(topic.isin(*isolated_topics(settings)), last + 1).otherwise(rank)
     rank = F.when(topic == names.retry, last + 2).otherwise(rank)
     attempts = state_number(state_fields(F.col("headers")), "attempts")
     within = F.coalesce(attempts, F.lit(0)) * ATTEMPT_RANK + rank
