@@ -147,7 +147,7 @@ class Settings(Connection, BaseSettings):
     probe_timeout_seconds: Annotated[float, Field(ge=20)] = 120
     """How long the leader's probes may be missing until it starts again, so that a standby that is
     warm leads."""
-    recovery_batch_records: Count = 200_000
+    recovery_batch_records: Count = 100_000
     """Most records of a batch while work in flight is finished after a stop or a crash; each batch
     is committed."""
     max_messages_per_job: Annotated[int, Field(ge=1_000)] = 250_000

@@ -191,7 +191,7 @@ class QueryFactory:
     ) -> StreamingQuery:
         with self._intake_lock:
             intake = self._intake = self._intake or Intake(self._settings)
-        recovery = intake_recovery(self._settings, self._delivery_logs[None], intake)
+        recovery = intake_recovery(self._spark, self._settings, self._delivery_logs[None], intake)
         return self._start_real_time(
             name,
             topics,

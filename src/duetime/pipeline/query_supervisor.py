@@ -53,6 +53,9 @@ NOT_DELIVERED = DuetimeError("records could not be delivered in time")
 #: Interval between checks of the queries that run, while others are being started, in seconds.
 CHECK_INTERVAL_S = 1.0
 
+#: How long the first queries have the cores to themselves at a start, in seconds.
+FIRST_S = 15.0
+
 #: Time limit for queries that are just being started, when all are stopped, in seconds.
 STOP_TIMEOUT_S = 5.0
 
@@ -128,6 +131,7 @@ class QuerySupervisor:
         refresh: Callable[[], None],
         given_up: Callable[[str], int],
         blame: Callable[[str, Exception], set[str]],
+        first: Collection[str] = (),
         remote: Collection[str] = (),
         partitions: Callable[[str], Mapping[str, int]] = lambda _: {},
         drain: Callable[[str], object] = lambda _: None,
@@ -139,8 +143,9 @@ class QuerySupervisor:
         destinations did not take a record of it: their records go another way from then on.
 
         `given_up` returns how many records a query's producer could not deliver: Spark asks for
-        that with the next record, and an idle query would not fail for minutes. Nothing waits for
-        the start of the `remote` ones, which deliver to other clusters.
+        that with the next record, and an idle query would not fail for minutes. The `first` ones
+        are started before the others. Nothing waits for the start of the `remote` ones, which
+        deliver to other clusters.
 
         `partitions` returns how many partitions each topic of a query has that may get more: a
         real-time query reads those that it began its batch with. `drain` waits until what a query
@@ -153,10 +158,11 @@ class QuerySupervisor:
             # Published as 0: Prometheus sees no increase in what begins with a failure.
             QUERY_FAILURES.labels(name)
         self._refresh, self._given_up, self._blame = refresh, given_up, blame
-        self._remote, self._partitions, self._drain = remote, partitions, drain
+        self._first, self._remote = first, remote
+        self._partitions, self._drain = partitions, drain
         self._recreated_topics = recreated_topics
         self._stopping = threading.Event()
-        # All at once, because each takes seconds in a JVM that has just been started.
+        # Each takes seconds in a JVM that has just been started.
         self._pool = ThreadPoolExecutor(len(self._queries), thread_name_prefix="start")
 
     def start(self, on_healthy: OnHealthy, is_wanted: Callable[[], bool]) -> None:
@@ -166,10 +172,15 @@ class QuerySupervisor:
         `is_wanted` returns true.
         """
         for each in self._queries:
-            self._start_soon(each)
+            if each.name in self._first:
+                self._start_soon(each)
+        wait([each.starting for each in self._queries if each.starting], timeout=FIRST_S)
+        for each in self._queries:
+            if not each.starting:
+                self._start_soon(each)
         here = (each for each in self._queries if each.name not in self._remote)
-        first = [each.starting for each in here if each.starting]
-        while wait(first, timeout=CHECK_INTERVAL_S).not_done:
+        starting = [each.starting for each in here if each.starting]
+        while wait(starting, timeout=CHECK_INTERVAL_S).not_done:
             try:
                 if is_wanted():
                     self.supervise(on_healthy)

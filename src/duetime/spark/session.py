@@ -120,6 +120,9 @@ SPARK_PROPERTIES = REQUIRED_PROPERTIES | {
     "spark.default.parallelism": "2",
     # The plans of release jobs differ only in their offsets: keep all generated code.
     "spark.sql.codegen.cache.maxEntries": "1000",
+    # The stage's number in the name of a class would make the same code another class in a plan of
+    # more stages: each batch of a recovery has one, and was compiled again (10 s of 80).
+    "spark.sql.codegen.useIdInClassName": "false",
     # The connector keeps consumers and producers for the next window, but not the records that it
     # has read.
     "spark.kafka.consumer.cache.capacity": "512",

@@ -81,7 +81,7 @@ def test_cancels_of_one_id_for_other_instants_are_kept(spark, intake, now_ms):
     identity = MessageId(due_ms=now_ms + LATER_MS, unique="m")
     instants = [None, now_ms + 2 * LATER_MS, now_ms + 3 * LATER_MS, now_ms + 2 * LATER_MS, None]
     sent = cancels(spark, *((identity, each) for each in instants))
-    asked = sent.transform(intake.parse).transform(intake.validate).transform(intake.identify)
+    asked = intake.requests(sent)
     left = asked.where("is_cancel").transform(first_of_each_id)
     assert sorted(row.offset for row in left.collect()) == [0, 1, 2]
 
@@ -135,7 +135,7 @@ class TestReplacing:
 
         def recovered():
             with closing(DeliveryLog(spark, kept)) as written:
-                handle = intake_recovery(kept, written, Intake(kept))
+                handle = intake_recovery(spark, kept, written, Intake(kept))
                 is_tx = request.param == INTAKE_TX
                 records = read_stream(spark, kept, [topic], batch=100, committed_only=is_tx)
                 process_available(records, handle, kept, request.param)

@@ -1,5 +1,6 @@
 """Query supervisor: metrics before the first failure, and restarts."""
 
+import threading
 import time
 from itertools import count
 from types import SimpleNamespace
@@ -28,6 +29,28 @@ def test_query_that_has_not_failed_is_published_with_0_failures():
     QuerySupervisor({"never-failed": lambda: None}, **LIFE)
     told = REGISTRY.get_sample_value("duetime_query_failures_total", {"query": "never-failed"})
     assert told == 0
+
+
+@pytest.mark.parametrize("limit_s", [10.0, 0.0])
+def test_first_queries_start_before_the_others(monkeypatch, limit_s):
+    monkeypatch.setattr(query_supervisor, "FIRST_S", limit_s)
+    steps, has_started = [], threading.Event()
+
+    def lanes():
+        # Until the other has started, or long enough for that.
+        has_started.wait(0.2 if limit_s else 10)
+        steps.append("lanes")
+        return Query([])
+
+    def other():
+        steps.append("retries")
+        has_started.set()
+        return Query([])
+
+    queries = QuerySupervisor({"retries": other, "lanes": lanes}, first=["lanes"], **LIFE)
+    queries.start(lambda *_: None, lambda: True)
+    assert steps == (["lanes", "retries"] if limit_s else ["retries", "lanes"])
+    queries.stop()
 
 
 class Query:

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial, reduce
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import Window as W
 from pyspark.sql import functions as F
 
@@ -64,6 +64,7 @@ from duetime.pipeline.intake.json_envelopes import airtel, countdown
 from duetime.pipeline.intake.native_envelope import control, has_cron, native, scheduler
 from duetime.pipeline.recovery.deduplicator import SENDERS_CLOCK_MS, Deduplicator, scan_range
 from duetime.pipeline.recovery.read_back import DeliveryLog
+from duetime.spark.catalyst import PlanCache, as_single_read
 from duetime.spark.columns import (
     HEADERS_TYPE,
     message_id,
@@ -101,8 +102,11 @@ class Intake:
 
     def rows(self, records: DataFrame) -> DataFrame:
         """Return rows for the Kafka sink: topic, partition, key, value, headers."""
-        steps = self.parse, self.validate, self.identify, self.route
-        return reduce(DataFrame.transform, steps, records)
+        return self.route(self.requests(records))
+
+    def requests(self, records: DataFrame) -> DataFrame:
+        """Return the requests of the records, with an error or an id."""
+        return reduce(DataFrame.transform, (self.parse, self.validate, self.identify), records)
 
     def parse(self, records: DataFrame) -> DataFrame:
         """Add `request`, by the envelope of the record's topic, and `now`."""
@@ -235,18 +239,16 @@ def _unique(short_names: Mapping[str, str]) -> Column:
     return F.coalesce(F.col("request.unique"), made)
 
 
-def intake_recovery(settings: Settings, delivery_log: DeliveryLog, intake: Intake) -> BatchHandler:
+def intake_recovery(
+    spark: SparkSession, settings: Settings, delivery_log: DeliveryLog, intake: Intake
+) -> BatchHandler:
     """Return a handler that ingests records, without those that were ingested before."""
     deduplicator = Deduplicator(delivery_log)
+    requests, routed = PlanCache(spark, intake.requests), PlanCache(spark, intake.route)
 
     def handle(batch: DataFrame, _number: int) -> None:
         # Read and parsed once; several jobs over it follow.
-        asked = (
-            batch.transform(intake.parse)
-            .transform(intake.validate)
-            .transform(intake.identify)
-            .localCheckpoint()
-        )
+        asked = requests(batch).localCheckpoint()
         found = scan_range(asked, F.col("destination"), F.col("cluster"))
         if found is None:
             return
@@ -260,7 +262,7 @@ def intake_recovery(settings: Settings, delivery_log: DeliveryLog, intake: Intak
         is_near = ~F.col("record.is_cancel") & (F.col("record.request.due_ms") <= near_ms)
         is_cancelled = (F.col("record.id") == F.col("cancel.id")) & is_near
         left = deduplicator.drop_cancelled(left, cancels, is_cancelled)
-        write_batch(intake.route(left), settings, RECOVER)
+        write_batch(routed(as_single_read(spark, left)), settings, RECOVER)
         reach(Point.RECOVER_SENT)
 
     return handle
@@ -301,8 +303,8 @@ def _replaced(intake: Intake, sent: DataFrame) -> DataFrame:
     """The time of the record alone decides whether it replaces a message."""
     # Most replace nothing, and are not worth parsing.
     replacing = sent.where(F.array_contains("headers.key", DUE_REPLACES))
-    rows = replacing.transform(intake.parse).transform(intake.validate).transform(intake.identify)
-    return rows.where("cancels_replaced").select(F.col("request.replaces").alias("id"))
+    rows = intake.requests(replacing).where("cancels_replaced")
+    return rows.select(F.col("request.replaces").alias("id"))
 
 
 def first_of_each_id(asked: DataFrame) -> DataFrame:
