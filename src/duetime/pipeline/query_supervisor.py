@@ -1,4 +1,4 @@
-"""Query supervisor: starts the streaming queries together, checks them, and restarts them.
+"""Query supervisor: starts the streaming queries, checks them, and restarts them.
 
 A query is restarted from its last commit when it has failed, when its producer has given up a
 record, when a topic that it reads was created again, and when one has more partitions. A failed
