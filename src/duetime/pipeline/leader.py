@@ -252,7 +252,7 @@ class Leader:
             given_up=self._given_up,
             blame=lambda query, error: context.isolation.blame(error, self._client_id(query)),
             # Most messages take these ways, and queries that start at once share the cores.
-            first=(LANES, INTAKE),
+            first=(LANES, INTAKE, SAVING),
             remote=[f"{of}{each}" for of in (OUTBOX, ISOLATED_AT) for each in settings.clusters],
             partitions=self._partitions,
             drain=self._drain,

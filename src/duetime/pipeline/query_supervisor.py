@@ -115,7 +115,7 @@ class SupervisedQuery:
     def status(self) -> str:
         """Return `runs`, or what keeps it from that."""
         restart_s = self.restart_s
-        if restart_s is not None:
+        if restart_s is not None and self.failures:
             left_s = max(0.0, restart_s - time.monotonic())
             return f"failed {self.failures} times, restarts in {left_s:.0f} s"
         return RUNS if self.query and not self.is_starting else "starts"
@@ -169,23 +169,29 @@ class QuerySupervisor:
         """Start the queries; return when all but the remote ones run, or could not be started.
 
         One may have to recover for minutes: the others are supervised meanwhile, as long as
-        `is_wanted` returns true.
+        `is_wanted` returns true. None is started otherwise: then a later `supervise` does it.
         """
-        for each in self._queries:
-            if each.name in self._first:
-                self._start_soon(each)
-        wait([each.starting for each in self._queries if each.starting], timeout=FIRST_S)
-        for each in self._queries:
-            if not each.starting:
-                self._start_soon(each)
-        here = (each for each in self._queries if each.name not in self._remote)
-        starting = [each.starting for each in here if each.starting]
-        while wait(starting, timeout=CHECK_INTERVAL_S).not_done:
+
+        def check() -> None:
             try:
                 if is_wanted():
                     self.supervise(on_healthy)
             except Exception:
                 log.exception("could not check the queries, will be repeated")
+
+        first = [each for each in self._queries if each.name in self._first]
+        for each in first:
+            self._start_soon(each)
+        until_s = time.monotonic() + FIRST_S
+        while _are_starting(first) and time.monotonic() < until_s:
+            check()
+        for each in self._queries:
+            if each.name not in self._first:
+                each.restart_s = time.monotonic()
+        check()
+        here = [each for each in self._queries if each.name not in self._remote]
+        while _are_starting(here):
+            check()
 
     def status(self) -> dict[str, str]:
         """Return the status of each query. From any thread."""
@@ -312,6 +318,12 @@ class QuerySupervisor:
         if query.query:
             _stop(query.query)
         self._start(query)
+
+
+def _are_starting(queries: Collection[SupervisedQuery]) -> bool:
+    """Return whether some still are, after a while at most."""
+    starting = [each.starting for each in queries if each.starting]
+    return bool(wait(starting, timeout=CHECK_INTERVAL_S).not_done)
 
 
 def is_answer(error: Exception) -> bool:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
@@ -34,6 +35,7 @@ def test_query_that_has_not_failed_is_published_with_0_failures():
 @pytest.mark.parametrize("limit_s", [10.0, 0.0])
 def test_first_queries_start_before_the_others(monkeypatch, limit_s):
     monkeypatch.setattr(query_supervisor, "FIRST_S", limit_s)
+    monkeypatch.setattr(query_supervisor, "CHECK_INTERVAL_S", 0.01)
     steps, has_started = [], threading.Event()
 
     def lanes():
@@ -50,6 +52,47 @@ def test_first_queries_start_before_the_others(monkeypatch, limit_s):
     queries = QuerySupervisor({"retries": other, "lanes": lanes}, first=["lanes"], **LIFE)
     queries.start(lambda *_: None, lambda: True)
     assert steps == (["lanes", "retries"] if limit_s else ["retries", "lanes"])
+    queries.stop()
+
+
+def test_first_query_that_fails_restarts_while_another_recovers(monkeypatch):
+    monkeypatch.setattr(query_supervisor, "CHECK_INTERVAL_S", 0.01)
+    failed, has_restarted, seen = [], threading.Event(), []
+
+    def lanes():
+        if failed:
+            has_restarted.set()
+            return Query([])
+        failed.append(SimpleNamespace(exception=lambda: RuntimeError(ANSWER)))
+        return failed[0]
+
+    def intake():
+        seen.append(has_restarted.wait(10))
+        return Query([])
+
+    life = LIFE | {"blame": lambda *_: {"orders"}}
+    starts = {"lanes": lanes, "intake": intake}
+    queries = QuerySupervisor(starts, first=["lanes", "intake"], **life)
+    queries.start(lambda *_: None, lambda: True)
+    assert seen == [True]
+    queries.stop()
+
+
+def test_other_queries_start_only_while_this_process_leads():
+    started, leads = [], []
+
+    def start(name):
+        started.append(name)
+        return Query([])
+
+    starts = {name: partial(start, name) for name in ("retries", "lanes")}
+    queries = QuerySupervisor(starts, first=["lanes"], **LIFE)
+    queries.start(lambda *_: None, lambda: bool(leads))
+    assert started == ["lanes"]
+    assert queries.status() == {"retries": "starts", "lanes": RUNS}
+    leads.append(True)
+    queries.supervise(lambda *_: None)
+    assert eventually(lambda: queries.status() == {"retries": RUNS, "lanes": RUNS})
     queries.stop()
 
 
