@@ -149,7 +149,7 @@ class Pipeline:
         delivery_logs: dict[str | None, DeliveryLog] = {}
         guard = DeletionGuard()
         for cluster in (None, *self._settings.clusters):
-            cache = TopicMetadataCache(self._jvms, self._settings.at(cluster))
+            cache = TopicMetadataCache(self._jvms, self._settings, cluster)
             # Only this cluster has to answer now.
             cache.start(wait=cluster is None)
             self._to_stop.callback(cache.close)

@@ -9,10 +9,11 @@ up without a join. `stuck_partitions` finds partitions without a leader or enoug
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import (
     AclOperation,
@@ -33,6 +34,7 @@ from duetime.pipeline.delivery.delivery_errors import (
     DENIED,
     ISOLATED,
     SEPARATOR,
+    STUCK_REASON,
     UNKNOWN,
     reached_name,
     request_name,
@@ -109,8 +111,10 @@ class Trouble:
 class TopicMetadataCache:
     """Publishes the topic metadata of one cluster for all rows. Thread-safe."""
 
-    def __init__(self, jvms: TaskJvms, settings: Settings) -> None:
-        self._settings, self._jvms = settings, jvms
+    def __init__(self, jvms: TaskJvms, settings: Settings, cluster: str | None = None) -> None:
+        """`cluster` is one of those in the settings; None is this one."""
+        settings = settings.at(cluster)
+        self._settings, self._jvms, self._is_here = settings, jvms, cluster is None
         jvms.extend_lease(reached_name(settings), 0)
         # A cluster that is back is found soon.
         properties = {"reconnect.backoff.max.ms": 1_000} | librdkafka_properties(settings)
@@ -156,6 +160,9 @@ class TopicMetadataCache:
     def refresh(self, settings_timeout_s: float = NEW_SETTINGS_S) -> None:
         """Ask the cluster and publish its answer. Without an answer, the table stays as it is.
 
+        Only its stuck partitions are left out where it is another cluster's: messages wait for the
+        end of an outage, which is no failed attempt.
+
         A new topic is published once its settings are described, or their description has failed.
         It waits for that for `settings_timeout_s` seconds at most. It publishes nothing until each
         topic was described once: a topic that is missing in the table does not exist.
@@ -176,6 +183,9 @@ class TopicMetadataCache:
                         error.args[0].str(),
                     )
                 self._is_silent = True
+                # The table of a cluster that has never answered does not exist.
+                if self._published and not self._is_here:
+                    self._publish({name: _healthy(each) for name, each in self._published.items()})
             else:
                 self._is_silent, self._reached_s = False, started_s
                 self._jvms.extend_lease(reached_name(self._settings), started_s + REACHED_S)
@@ -184,6 +194,8 @@ class TopicMetadataCache:
         """Return the table's entry for each topic that is described. Raises KafkaException."""
         found = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
         topics = {name: one for name, one in found.items() if one.error is None}
+        if is_shut_down(topics.values()):
+            raise KafkaException(BrokerError(BrokerError.LEADER_NOT_AVAILABLE))
         self.partitions = {name: len(one.partitions) for name, one in topics.items()}
         described = self._topic_settings.refresh(topics, settings_timeout_s)
         stuck = {
@@ -303,6 +315,11 @@ class TopicMetadataCache:
         return topic in self._published
 
 
+def _healthy(entry: str) -> str:
+    """Return an entry without its stuck partitions."""
+    return SEPARATOR.join(entry.split(SEPARATOR)[:STUCK_REASON]).rstrip(SEPARATOR)
+
+
 def look_up(
     topics: Mapping[str | None, Iterable[str]], caches: Mapping[str | None, TopicMetadataCache]
 ) -> None:
@@ -420,6 +437,12 @@ class StuckPartitions:
 
     reason: Reason
     partitions: frozenset[int]
+
+
+def is_shut_down(topics: Collection[TopicMetadata]) -> bool:
+    """Return whether no partition has a leader: the last answer of a cluster that is stopped."""
+    partitions = [each for topic in topics for each in topic.partitions.values()]
+    return bool(partitions) and all(each.leader < 0 for each in partitions)
 
 
 def stuck_partitions(topic: TopicMetadata, min_insync: int) -> StuckPartitions | None:
