@@ -204,10 +204,11 @@ class QueryFactory:
 
     def _start_outbox(self, cluster: str) -> StreamingQuery:
         settings, name, topics = self._settings, f"{OUTBOX}{cluster}", [self._names.outbox(cluster)]
-        self._destinations[cluster].refresh()
+        destinations = self._destinations[cluster]
+        destinations.refresh()
         self._checkpoints.open(name, topics)
         rows = partial(outbox_rows, settings=settings, cluster=cluster)
-        recovery = outbox_recovery(settings, self._delivery_logs[cluster], cluster)
+        recovery = outbox_recovery(settings, self._delivery_logs[cluster], cluster, destinations)
         return self._start_real_time(name, topics, rows, recovery, sink=settings.at(cluster))
 
     def _start_isolated(self, name: str, cluster: str | None) -> StreamingQuery:

@@ -1,14 +1,17 @@
 """Topic metadata of another cluster that is stopped: its messages wait, and none fails for that."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import functions as F
 from tests.support.topics import small_settings
 
+from duetime.core.errors import KafkaError
 from duetime.core.setting_types import Cluster
 from duetime.local.broker import LocalBroker
-from duetime.pipeline.delivery.delivery_errors import table_name
+from duetime.pipeline.delivery.delivery_errors import UNKNOWN, table_name, topic_metadata
 from duetime.pipeline.delivery.destinations import FIRST_SETTINGS_S, TopicMetadataCache
 from duetime.spark.task_jvms import DriverJvm
 
@@ -47,14 +50,26 @@ def test_cluster_that_shuts_down_has_no_stuck_partitions(spark, far):
     cache.hold("bills")
 
     def entry(topic):
-        name = f"{table_name(settings.at('far'))}.{topic}"
-        return jvm.properties(name)[name]
+        row = spark.range(1).select(topic_metadata(settings, F.lit(topic), F.lit("far"))).head()
+        return ":".join(row[0]) if row[0] else None
 
     assert (entry("orders"), entry("bills")) == ("2", "1:::not-acknowledged:,0,:")
-    with ThreadPoolExecutor() as pool:
-        ended = pool.submit(far.stop)
-        while not ended.done():
-            cache.refresh()
-            assert entry("orders") == "2"
-    assert {-1} in admin.leaders
-    assert entry("bills") == "1"
+    assert entry("not-there") == UNKNOWN
+    orders, begun_s = f"{table_name(settings.at('far'))}.orders", time.monotonic()
+    cache.require_reached(begun_s)
+    # It says so for a tenth of a second.
+    while {-1} not in admin.leaders:
+        far.start()
+        with ThreadPoolExecutor() as pool:
+            ended = pool.submit(far.stop)
+            while not ended.done():
+                cache.refresh()
+                assert jvm.properties(orders)[orders] == "2"
+    # Nor does a message fail for its topic, which may be created once the cluster is back.
+    assert (entry("bills"), entry("not-there")) == ("1", None)
+    far.start()
+    cache.refresh()
+    assert entry("not-there") == UNKNOWN
+    cache.require_reached(time.monotonic())
+    with pytest.raises(KafkaError, match="messages for it wait"):
+        cache.require_reached(begun_s)

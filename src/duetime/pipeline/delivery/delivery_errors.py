@@ -54,12 +54,13 @@ STUCK_DETAILS = {
 def topic_metadata(settings: Settings, topic: Column, cluster: Column) -> Column:
     """array<string>: the fields of the table's entry for a topic; null for no topic.
 
-    Topics of another cluster are in a table of their own (`duetime@eu.to.<topic>`), and are null
-    until that cluster has answered once. Select the column once, before it is used.
+    Topics of another cluster are in a table of their own (`duetime@eu.to.<topic>`). Those that are
+    not in it are null while that cluster does not answer. Select the column once, before it is
+    used.
     """
     table = _of_cluster(settings, cluster, table_name)
     entry = catalyst.system_property(F.concat(table, F.lit("."), topic))
-    found = F.coalesce(entry, catalyst.system_property(table))
+    found = F.coalesce(entry, F.nullif(catalyst.system_property(table), F.lit("")))
     return F.when(topic.isNotNull(), F.split(found, SEPARATOR))
 
 

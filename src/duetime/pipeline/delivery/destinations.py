@@ -9,7 +9,7 @@ up without a join. `stuck_partitions` finds partitions without a leader or enoug
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -18,12 +18,13 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import (
     AclOperation,
     AdminClient,
+    ClusterMetadata,
     ConfigEntry,
     TopicMetadata,
 )
 
 from duetime.core.clock import doubled_ms
-from duetime.core.errors import Reason
+from duetime.core.errors import KafkaError, Reason
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
 from duetime.kafka.connection import librdkafka_properties
@@ -134,8 +135,8 @@ class TopicMetadataCache:
         self._lock = threading.Lock()
         self._thread = PeriodicThread("topic-metadata", REQUEST_INTERVAL_S, self._poll)
         self._refreshed_s = self._requested_s = 0.0
-        #: When the last request that the cluster answered was sent.
-        self._reached_s = float("-inf")
+        #: When the last request that the cluster answered was sent, and when one failed.
+        self._reached_s = self._failed_s = float("-inf")
 
     def start(self, *, wait: bool = True) -> None:
         """Begin to refresh; with `wait`, return after the first refresh."""
@@ -160,8 +161,8 @@ class TopicMetadataCache:
     def refresh(self, settings_timeout_s: float = NEW_SETTINGS_S) -> None:
         """Ask the cluster and publish its answer. Without an answer, the table stays as it is.
 
-        Only its stuck partitions are left out where it is another cluster's: messages wait for the
-        end of an outage, which is no failed attempt.
+        That of another cluster has neither stuck nor unknown topics then: an outage is no failed
+        attempt, and messages wait for its end.
 
         A new topic is published once its settings are described, or their description has failed.
         It waits for that for `settings_timeout_s` seconds at most. It publishes nothing until each
@@ -183,18 +184,23 @@ class TopicMetadataCache:
                         error.args[0].str(),
                     )
                 self._is_silent = True
-                # The table of a cluster that has never answered does not exist.
-                if self._published and not self._is_here:
-                    self._publish({name: _healthy(each) for name, each in self._published.items()})
+                self._failed_s = time.monotonic()
+                if not self._is_here:
+                    self._begin_outage()
             else:
                 self._is_silent, self._reached_s = False, started_s
                 self._jvms.extend_lease(reached_name(self._settings), started_s + REACHED_S)
 
+    def _begin_outage(self) -> None:
+        self._reached_s, self._stuck = float("-inf"), {}
+        self._jvms.extend_lease(reached_name(self._settings), 0)
+        self._publish({name: _healthy(each) for name, each in self._published.items()}, others="")
+
     def _entries(self, settings_timeout_s: float) -> dict[str, str]:
         """Return the table's entry for each topic that is described. Raises KafkaException."""
-        found = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
-        topics = {name: one for name, one in found.items() if one.error is None}
-        if is_shut_down(topics.values()):
+        found = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
+        topics = {name: one for name, one in found.topics.items() if one.error is None}
+        if not self._is_here and is_shut_down(found):
             raise KafkaException(BrokerError(BrokerError.LEADER_NOT_AVAILABLE))
         self.partitions = {name: len(one.partitions) for name, one in topics.items()}
         described = self._topic_settings.refresh(topics, settings_timeout_s)
@@ -227,8 +233,11 @@ class TopicMetadataCache:
         healthy = min(found.partitions.keys() - stuck.partitions, default="")
         return SEPARATOR.join((entry, str(stuck.reason), f",{numbers},", str(healthy)))
 
-    def _publish(self, entries: dict[str, str]) -> None:
-        """Set the JVM properties that have changed; a deleted topic becomes unknown."""
+    def _publish(self, entries: dict[str, str], others: str = UNKNOWN) -> None:
+        """Set the JVM properties that have changed; a deleted topic becomes unknown.
+
+        `others` is the entry of each topic that has none of its own.
+        """
         prefix = table_name(self._settings)
         gone = self._published.keys() - entries.keys()
         changed = {
@@ -238,7 +247,7 @@ class TopicMetadataCache:
         }
         self._jvms.publish(changed)
         # Last: from now on a topic without a property is unknown.
-        self._jvms.publish({prefix: UNKNOWN})
+        self._jvms.publish({prefix: others})
         self._published = entries
 
     def _serve_requests(self) -> bool:
@@ -296,6 +305,14 @@ class TopicMetadataCache:
     def is_reached(self) -> bool:
         """True if the cluster has answered within the last seconds."""
         return time.monotonic() < self._reached_s + REACHED_S
+
+    def require_reached(self, since_s: float) -> None:
+        """Raise KafkaError if another cluster does not answer, or did not since then (monotonic).
+
+        A batch that sends there is repeated then: an outage is no failed attempt.
+        """
+        if not self._is_here and (self._failed_s >= since_s or not self.is_reached):
+            raise KafkaError(f"{self._settings.bootstrap} does not answer: messages for it wait")
 
     def is_obstructed(self, topic: str) -> bool:
         """Return whether the cluster takes no records for some of the topic, from any process.
@@ -439,10 +456,11 @@ class StuckPartitions:
     partitions: frozenset[int]
 
 
-def is_shut_down(topics: Collection[TopicMetadata]) -> bool:
-    """Return whether no partition has a leader: the last answer of a cluster that is stopped."""
-    partitions = [each for topic in topics for each in topic.partitions.values()]
-    return bool(partitions) and all(each.leader < 0 for each in partitions)
+def is_shut_down(found: ClusterMetadata) -> bool:
+    """Return whether a cluster's last broker stops: no partition has a leader then."""
+    partitions = [each for topic in found.topics.values() for each in topic.partitions.values()]
+    is_last = len(found.brokers) <= 1 and bool(partitions)
+    return is_last and all(each.leader < 0 for each in partitions)
 
 
 def stuck_partitions(topic: TopicMetadata, min_insync: int) -> StuckPartitions | None:

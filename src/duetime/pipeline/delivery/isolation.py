@@ -224,12 +224,13 @@ class IsolatedSender:
 
     def _deliver(self, rows: DataFrame, scope: ScanRange) -> None:
         """Send the rows; those that are not delivered go to the retry topic."""
-        self._require_cluster()
+        started_s = time.monotonic()
+        self._destinations.require_reached(started_s)
         undelivered, count = self._send(rows)
         if refused := [row for row in undelivered if not row.is_unknown]:
             self._fail(rows, refused, Reason.REFUSED_BY_BROKER)
         if unknown := [row for row in undelivered if row.is_unknown]:
-            self._require_cluster()
+            self._destinations.require_reached(started_s)
             # A batch that is held up here holds up others: the next one is not sent there.
             for topic in self._topics(rows, unknown):
                 self._destinations.hold(topic)
@@ -239,14 +240,6 @@ class IsolatedSender:
         for topic in self._topics(rows, undelivered):
             self._destinations.isolate(topic)
         metrics.DELIVERED.labels(self._cluster or "").inc(count - len(undelivered))
-
-    def _require_cluster(self) -> None:
-        """Raise KafkaError while another cluster is away: the batch is repeated until it is back.
-
-        An outage is no failed attempt: messages wait, as in an outbox.
-        """
-        if self._cluster and not self._destinations.is_reached:
-            raise KafkaError(f"cluster {self._cluster} does not answer: its messages wait")
 
     def _send(self, rows: DataFrame) -> tuple[list[Undelivered], int]:
         """Send each once; return those that were not acknowledged, and the number of all."""

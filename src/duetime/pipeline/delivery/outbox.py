@@ -11,6 +11,7 @@ makes the real-time query fail, because its sink writes to one cluster only; `ou
 that message to the retry topic of this one.
 """
 
+import time
 from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame
@@ -19,6 +20,7 @@ from pyspark.sql import functions as F
 from duetime.core.settings import Settings
 from duetime.pipeline import RECOVER
 from duetime.pipeline.delivery.delivery_errors import is_isolated, is_reached
+from duetime.pipeline.delivery.destinations import TopicMetadataCache
 from duetime.pipeline.delivery.router import Router
 from duetime.pipeline.delivery.rows import message_columns, parsed
 from duetime.pipeline.recovery.deduplicator import Deduplicator, scan_range_of_messages
@@ -43,20 +45,25 @@ def outbox_rows(records: DataFrame, settings: Settings, cluster: str) -> DataFra
     return _forwarded(router, passed.where(is_reached(settings.at(cluster))))
 
 
-def outbox_recovery(settings: Settings, delivery_log: DeliveryLog, cluster: str) -> BatchHandler:
-    """Return a handler that forwards the backlog without repeats.
+def outbox_recovery(
+    settings: Settings, delivery_log: DeliveryLog, cluster: str, destinations: TopicMetadataCache
+) -> BatchHandler:
+    """Return a handler that forwards the backlog without repeats; `destinations` are the cluster's.
 
-    Messages with an error go to the retry topic.
+    Messages with an error go to the retry topic. While the cluster does not answer, it raises
+    KafkaError: a topic that cannot be read back may take records a moment later.
     """
     deduplicator, router = Deduplicator(delivery_log), Router(settings)
 
     def handle(batch: DataFrame, _number: int) -> None:
-        records = parsed(batch)
+        records, started_s = parsed(batch), time.monotonic()
         if found := scan_range_of_messages(records):
+            destinations.require_reached(started_s)
             left = deduplicator.drop_moved_on(records, found)
             # Checked once: each message goes to one of the two sinks.
             checked = router.checked(left, message_columns())
             ordered = checked.coalesce(1).sortWithinPartitions("offset").localCheckpoint()
+            destinations.require_reached(started_s)
             write_batch(router.returned(ordered.where(~_passes())), settings, RECOVER)
             passed = ordered.where(_passes())
             write_batch(_forwarded(router, passed), settings.at(cluster), RECOVER)
