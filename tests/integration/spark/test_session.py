@@ -6,7 +6,7 @@ from py4j.protocol import REFLECTION_COMMAND_NAME
 from pyspark.sql import functions as F
 
 from duetime.core.settings import Settings
-from duetime.pipeline.class_archive import load_classes
+from duetime.local.jars import spark_archive
 from duetime.spark.catalyst import java_class
 from duetime.spark.session import default_properties, jvm
 
@@ -57,6 +57,5 @@ def test_names_of_the_jvm_are_looked_up_once(spark, monkeypatch):
     assert not [each for each in commands if each.startswith(REFLECTION_COMMAND_NAME)]
 
 
-def test_steps_of_a_pipeline_load_its_classes_for_the_archive(spark, tmp_path):
-    load_classes(spark, Settings(), tmp_path)
-    assert (tmp_path / "lines" / "some.txt").exists()
+def test_setup_has_archived_the_classes_of_a_pipeline():
+    assert spark_archive().exists
