@@ -157,3 +157,33 @@ class TestReplacing:
             assert not reader.find(new, now_ms).cancelled
             messages = [each.id for each in ranges.entries(reader.ranges()) if each.topic]
         assert sorted(map(str, messages)) == sorted(map(str, replaced))
+
+
+@pytest.mark.slow
+def test_later_batches_leave_out_what_was_written_since_the_first(
+    spark, settings, wheel, now_ms, tmp_path
+):
+    """The steps behind the first batch were planned without anything that was read back."""
+    names, ids = TopicNames(settings), ("first", "written", "last")
+    producer = Producer(librdkafka_properties(settings) | {"partitioner": "murmur2_random"})
+    for unique in ids:
+        headers = {"due-topic": "orders", "due-at-ms": str(now_ms + 60_000), "due-id": unique}
+        producer.produce(names.native, "x", key="k", headers=headers)
+    assert producer.flush(30) == 0
+    kept = settings.model_copy(update={"checkpoint": tmp_path.as_uri()})
+    batches = []
+    with closing(DeliveryLog(spark, kept)) as written:
+        handle = intake_recovery(spark, kept, written, Intake(kept))
+
+        def handled(batch, number):
+            handle(batch, number)
+            batches.append(number)
+            if len(batches) == 1:
+                wheel.message("orders", now_ms + 60_000, unique="written")
+
+        records = read_stream(spark, kept, [names.native], batch=1)
+        process_available(records, handled, kept, INTAKE)
+    assert len(batches) == len(ids)
+    with closing(WheelReader(settings)) as reader, RangeReader(settings) as ranges:
+        found = [each.id.unique for each in ranges.entries(reader.ranges())]
+    assert sorted(found) == sorted(ids)
