@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from confluent_kafka import Producer
 from tests.support.clocks import eventually
+from tests.support.live import LATE_MS
 
 from duetime.client.rescheduling import reschedule
 from duetime.core.clock import SystemClock
@@ -68,6 +69,7 @@ def assert_others_are_served(live, sender):
     sender.flush()
     arrived = live.inbox(topic).take(len(soon))
     assert {each.id for each in arrived} == set(soon)
+    assert max(each.late_ms for each in arrived) < LATE_MS
     sender.cancel(waits)
     sender.flush()
     eventually(lambda: is_cancelled(live, waits), "a cancel that is heard")
