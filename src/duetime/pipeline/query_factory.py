@@ -208,7 +208,7 @@ class QueryFactory:
         destinations.refresh()
         self._checkpoints.open(name, topics)
         rows = partial(outbox_rows, settings=settings, cluster=cluster)
-        recovery = outbox_recovery(settings, self._delivery_logs[cluster], cluster, destinations)
+        recovery = outbox_recovery(settings, self._delivery_logs[cluster], destinations)
         return self._start_real_time(name, topics, rows, recovery, sink=settings.at(cluster))
 
     def _start_isolated(self, name: str, cluster: str | None) -> StreamingQuery:

@@ -130,8 +130,6 @@ class TopicMetadataCache:
         self._stuck: Mapping[str, StuckPartitions] = {}
         self._topic_settings = TopicSettingsCache(self._admin)
         self._troubles: dict[str, Trouble] = {}
-        #: The last request was not answered, which is logged.
-        self._is_silent = False
         self._lock = threading.Lock()
         self._thread = PeriodicThread("topic-metadata", REQUEST_INTERVAL_S, self._poll)
         self._refreshed_s = self._requested_s = 0.0
@@ -183,12 +181,11 @@ class TopicMetadataCache:
                         self._settings.bootstrap,
                         error.args[0].str(),
                     )
-                self._is_silent = True
                 self._failed_s = time.monotonic()
                 if not self._is_here:
                     self._begin_outage()
             else:
-                self._is_silent, self._reached_s = False, started_s
+                self._reached_s = started_s
                 self._jvms.extend_lease(reached_name(self._settings), started_s + REACHED_S)
 
     def _begin_outage(self) -> None:
@@ -246,7 +243,7 @@ class TopicMetadataCache:
             if self._published.get(topic) != entry
         }
         self._jvms.publish(changed)
-        # Last: from now on a topic without a property is unknown.
+        # Last: from now on it is the entry of each topic without a property.
         self._jvms.publish({prefix: others})
         self._published = entries
 
@@ -300,6 +297,11 @@ class TopicMetadataCache:
             trouble.held_until_s = now_s + pause_s
         log.warning("holding records, no acknowledgement topic=%s seconds=%.0f", topic, pause_s)
         self.refresh()
+
+    @property
+    def _is_silent(self) -> bool:
+        """True if the last request was not answered, which is logged."""
+        return self._failed_s > self._reached_s
 
     @property
     def is_reached(self) -> bool:

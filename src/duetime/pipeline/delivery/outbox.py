@@ -46,14 +46,16 @@ def outbox_rows(records: DataFrame, settings: Settings, cluster: str) -> DataFra
 
 
 def outbox_recovery(
-    settings: Settings, delivery_log: DeliveryLog, cluster: str, destinations: TopicMetadataCache
+    settings: Settings, delivery_log: DeliveryLog, destinations: TopicMetadataCache
 ) -> BatchHandler:
-    """Return a handler that forwards the backlog without repeats; `destinations` are the cluster's.
+    """Return a handler that forwards a cluster's backlog without repeats.
 
-    Messages with an error go to the retry topic. While the cluster does not answer, it raises
-    KafkaError: a topic that cannot be read back may take records a moment later.
+    `delivery_log` and `destinations` are the cluster's. Messages with an error go to the retry
+    topic. While the cluster does not answer, it raises KafkaError: a topic that cannot be read back
+    may take records a moment later.
     """
     deduplicator, router = Deduplicator(delivery_log), Router(settings)
+    there = settings.at(delivery_log.cluster)
 
     def handle(batch: DataFrame, _number: int) -> None:
         records, started_s = parsed(batch), time.monotonic()
@@ -66,7 +68,7 @@ def outbox_recovery(
             destinations.require_reached(started_s)
             write_batch(router.returned(ordered.where(~_passes())), settings, RECOVER)
             passed = ordered.where(_passes())
-            write_batch(_forwarded(router, passed), settings.at(cluster), RECOVER)
+            write_batch(_forwarded(router, passed), there, RECOVER)
 
     return handle
 
