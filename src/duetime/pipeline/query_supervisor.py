@@ -54,7 +54,7 @@ NOT_DELIVERED = DuetimeError("records could not be delivered in time")
 CHECK_INTERVAL_S = 1.0
 
 #: How long the first queries have the cores to themselves at a start, in seconds.
-FIRST_S = 15.0
+FIRST_S = 30.0
 
 #: Time limit for queries that are just being started, when all are stopped, in seconds.
 STOP_TIMEOUT_S = 5.0

@@ -62,9 +62,9 @@ def test_cancel_of_a_retry_cancels_no_ingested_message(spark, intake):
     first, second = (MessageId(due_ms=SENT_MS + ms, unique="daily") for ms in (10_000, LATER_MS))
     # The second message is due when the first one is tried again.
     sent = cancels(spark, (first, second.due_ms))
-    assert cancelled_ids(Deduplicator(sent), SETTINGS, intake, SENT_MS).collect() == []
+    assert cancelled_ids(Deduplicator(sent), SETTINGS, intake.requests, SENT_MS).collect() == []
     sent = cancels(spark, (first, second.due_ms), (second, None), (second, second.due_ms))
-    found = cancelled_ids(Deduplicator(sent), SETTINGS, intake, SENT_MS).collect()
+    found = cancelled_ids(Deduplicator(sent), SETTINGS, intake.requests, SENT_MS).collect()
     assert [row.id for row in found] == [str(second)]
 
 
@@ -72,7 +72,7 @@ def test_cancel_that_came_too_late_is_ignored(spark, intake):
     near = MessageId(due_ms=SENT_MS + SETTINGS.short_delay_threshold_ms - 1, unique="near")
     far = MessageId(due_ms=SENT_MS + SETTINGS.short_delay_threshold_ms, unique="far")
     sent = cancels(spark, (near, None), (far, None))
-    found = cancelled_ids(Deduplicator(sent), SETTINGS, intake, SENT_MS).collect()
+    found = cancelled_ids(Deduplicator(sent), SETTINGS, intake.requests, SENT_MS).collect()
     assert [row.id for row in found] == [str(far)]
 
 
@@ -104,7 +104,7 @@ def test_message_replaced_in_time_counts_as_cancelled(spark, intake, topic):
         )
     ]
     sent = spark.createDataFrame(rows, RECORD)
-    found = cancelled_ids(Deduplicator(sent, topic), SETTINGS, intake, SENT_MS).collect()
+    found = cancelled_ids(Deduplicator(sent, topic), SETTINGS, intake.requests, SENT_MS).collect()
     assert [row.id for row in found] == [str(far)]
 
 

@@ -26,7 +26,7 @@ A record that replaces a message becomes two rows: its message, and the cancel o
 has `cancels_replaced`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 
@@ -253,7 +253,7 @@ def intake_recovery(
         if found is None:
             return
         # All cancels so far: a message may be in an earlier batch than its cancel.
-        cancels = cancelled_ids(deduplicator, settings, intake, found.since_ms)
+        cancels = cancelled_ids(deduplicator, settings, requests, found.since_ms)
         left = deduplicator.drop_ingested(asked.transform(first_of_each_id), found)
         # Reading back takes a while.
         left = left.withColumn("now", now_ms())
@@ -269,17 +269,20 @@ def intake_recovery(
 
 
 def cancelled_ids(
-    deduplicator: Deduplicator, settings: Settings, intake: Intake, since_ms: int
+    deduplicator: Deduplicator,
+    settings: Settings,
+    requests: Callable[[DataFrame], DataFrame],
+    since_ms: int,
 ) -> DataFrame | None:
     """Return the new `id` of each message that was cancelled or replaced in time, or None.
 
-    By now, these cancels are refused as too late.
+    By now, these cancels are refused as too late. `requests` is that of `Intake`, planned before.
     """
     names = TopicNames(settings)
     steps = {
-        names.control: partial(_cancelled, settings, intake),
-        names.native: partial(_replaced, intake),
-        names.transactional: partial(_replaced, intake),
+        names.control: partial(_cancelled, settings, requests),
+        names.native: partial(_replaced, requests),
+        names.transactional: partial(_replaced, requests),
     }
     # A cancel may have come before its message, and be handled: its partition is further.
     earlier_ms = {names.control: SENDERS_CLOCK_MS}
@@ -291,19 +294,21 @@ def cancelled_ids(
     return reduce(DataFrame.union, found).distinct() if found else None
 
 
-def _cancelled(settings: Settings, intake: Intake, sent: DataFrame) -> DataFrame:
+def _cancelled(
+    settings: Settings, requests: Callable[[DataFrame], DataFrame], sent: DataFrame
+) -> DataFrame:
     due_ms, identity = F.col("request.due_ms"), F.col("request.key").cast("string")
     # The cancel of a retry, which has another instant than the id, is of none that is ingested.
     is_first = identity == message_id(due_ms, F.col("request.unique"))
-    asked = intake.parse(sent).where(is_cancel_in_time(settings) & is_first)
-    return asked.select(identity.alias("id"))
+    rows = requests(as_single_read(sent.sparkSession, sent))
+    return rows.where(is_cancel_in_time(settings) & is_first).select(identity.alias("id"))
 
 
-def _replaced(intake: Intake, sent: DataFrame) -> DataFrame:
+def _replaced(requests: Callable[[DataFrame], DataFrame], sent: DataFrame) -> DataFrame:
     """The time of the record alone decides whether it replaces a message."""
     # Most replace nothing, and are not worth parsing.
     replacing = sent.where(F.array_contains("headers.key", DUE_REPLACES))
-    rows = intake.requests(replacing).where("cancels_replaced")
+    rows = requests(as_single_read(sent.sparkSession, replacing)).where("cancels_replaced")
     return rows.select(F.col("request.replaces").alias("id"))
 
 
