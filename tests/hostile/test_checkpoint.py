@@ -73,7 +73,7 @@ def test_topics_created_again_while_it_is_down_lose_nothing(live, tmp_path):
         told = f"query={query} reason=topic {read} was created again"
         assert told in logs(tmp_path)
     # Others go on from where they were.
-    assert "query=failures reason" not in logs(tmp_path)
+    assert "query=retries reason" not in logs(tmp_path)
 
 
 def test_a_topic_recreated_while_it_is_read_loses_no_new_record(live, tmp_path):
@@ -116,7 +116,7 @@ def test_a_checkpoint_torn_by_a_power_cut_loses_and_repeats_nothing(live, tmp_pa
         cut(newest(live, "intake", "offsets"))
         cut(newest(live, "intake", "commits"), 0.5)
         cut(newest(live, "lanes", "commits"))
-        cut(checkpoint(live, "failures") / "metadata")
+        cut(checkpoint(live, "retries") / "metadata")
         state = checkpoint(live, "redelivery") / "state"
         for each in state.rglob("[0-9]*.changelog"):
             cut(each, 0.5)
@@ -129,7 +129,7 @@ def test_a_checkpoint_torn_by_a_power_cut_loses_and_repeats_nothing(live, tmp_pa
     for told in (
         "query=intake file=offsets/",
         "query=lanes file=commits/",
-        "query=failures reason=its metadata cannot be read",
+        "query=retries reason=its metadata cannot be read",
         "query=redelivery reason=its state cannot be read",
     ):
         assert told in logs(tmp_path)

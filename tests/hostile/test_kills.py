@@ -100,7 +100,7 @@ def test_a_kill_loses_no_run_of_a_schedule_and_sends_none_twice(live, tmp_path):
         ids = every_minute(live, topic, "killed", ago=3_500, for_ms=2 * MINUTE)
         inbox.until(lambda: len(inbox.arrived) >= 1_000, "the first thousand")
         kill(process)
-    with running(live, tmp_path, DUETIME_FAULT=Point.RECURRING_SENT) as process:
+    with running(live, tmp_path, DUETIME_FAULT=Point.SCHEDULES_SENT) as process:
         # It is killed with more of them sent, and not committed.
         inbox.until(lambda: not process.running, "the fault")
     with running(live, tmp_path):
@@ -110,7 +110,7 @@ def test_a_kill_loses_no_run_of_a_schedule_and_sends_none_twice(live, tmp_path):
 def test_a_kill_before_the_first_run_of_a_schedule_repeats_and_loses_none(live, tmp_path):
     topic = live.topic()
     inbox = live.inbox(topic)
-    with running(live, tmp_path, DUETIME_FAULT=Point.RECURRING_NOTED) as process:
+    with running(live, tmp_path, DUETIME_FAULT=Point.SCHEDULES_NOTED) as process:
         ids = every_minute(live, topic, "noted", ago=1_500, for_ms=MINUTE)
         inbox.until(lambda: not process.running, "the fault")
     assert not inbox.arrived

@@ -271,7 +271,7 @@ def test_metrics_count_each_outcome(live, running):
     eventually(lambda: other() == {}, other)
     found = scraped(running)
     assert found["duetime_is_leader"] == 1
-    assert 0 < found["duetime_query_batch_seconds", "failures"] < PATIENCE_S
+    assert 0 < found["duetime_query_batch_seconds", "retries"] < PATIENCE_S
 
 
 def told_since(before, port, done):

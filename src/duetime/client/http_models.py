@@ -396,7 +396,7 @@ class PipelineStatus(Answer):
                 "to_ms": EXAMPLE_NOW_MS - 11_000,
             }
         ],
-        queries={"intake": "runs", "lanes": "runs", "failures": "runs"},
+        queries={"intake": "runs", "lanes": "runs", "retries": "runs"},
     )
 
     leader: str | None = None

@@ -57,7 +57,7 @@ What runs them:
 #: that sends to another cluster has the cluster's name after OUTBOX or ISOLATED_AT.
 INTAKE, INTAKE_TX, LANES, OUTBOX = "intake", "intake-tx", "lanes", "outbox-"
 ISOLATED_AT = "isolated-"
-FAILURES, ISOLATED, RECURRING, REDELIVERY = "failures", "isolated", "recurring", "redelivery"
+RETRIES, ISOLATED, SCHEDULES, REDELIVERY = "retries", "isolated", "schedules", "redelivery"
 SAVING, NOTICES = "saving", "notices"
 
 #: The name of the producer of what recovery sends, of each query.

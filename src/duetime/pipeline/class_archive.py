@@ -35,6 +35,7 @@ def write_archive(archive: ClassArchive, directory: Path) -> None:
         settings = load_settings(
             bootstrap=broker.bootstrap,
             security_protocol="PLAINTEXT",
+            spark_master="",
             store="kafka",
             clusters={},
             checkpoint=(directory / "checkpoint").as_uri(),

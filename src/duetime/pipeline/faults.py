@@ -23,9 +23,9 @@ class Point(StrEnum):
     #: The records that recovery writes for intake are acknowledged, and not committed.
     RECOVER_SENT = "recover.sent"
     #: The retries and dead letters of failed messages are acknowledged, and not committed.
-    FAILURES_SENT = "failures.sent"
-    RECURRING_NOTED = "recurring.noted"
-    RECURRING_SENT = "recurring.sent"
+    RETRIES_SENT = "retries.sent"
+    SCHEDULES_NOTED = "schedules.noted"
+    SCHEDULES_SENT = "schedules.sent"
     #: Redelivered messages are acknowledged, and no end marker is written.
     REDELIVERED = "redelivered"
 

@@ -26,15 +26,15 @@ from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames, visible_topics
 from duetime.kafka.offsets import Partition
 from duetime.pipeline import (
-    FAILURES,
     INTAKE,
     INTAKE_TX,
     ISOLATED,
     ISOLATED_AT,
     LANES,
     OUTBOX,
-    RECURRING,
+    RETRIES,
     SAVING,
+    SCHEDULES,
 )
 from duetime.pipeline.delivery.destinations import TopicMetadataCache
 from duetime.pipeline.delivery.isolation import FailedDestinations, RecordSender
@@ -292,12 +292,12 @@ class Leader:
         if name == LANES:
             # Its topic is internal: a record that has moved on is soon of no use.
             kept_since_ms, reached = now_ms - LANES_KEPT_MS, self._progress.committed(name)
-        elif name == FAILURES:
+        elif name == RETRIES:
             # A cancel of a message finds there when it is retried.
             kept_since_ms = now_ms - self._settings.retry_backoff_max_ms
         elif name == SAVING:
             kept_since_ms = now_ms - SAVED_KEPT_MS
-        elif not name.startswith((OUTBOX, ISOLATED)) and name != RECURRING:
+        elif not name.startswith((OUTBOX, ISOLATED)) and name != SCHEDULES:
             return
         read = _read_before(query)
         read |= {at: max(offset, read.get(at, 0)) for at, offset in reached.items()}

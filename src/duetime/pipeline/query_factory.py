@@ -22,7 +22,6 @@ from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.kafka.offsets import Offsets, Partition
 from duetime.pipeline import (
-    FAILURES,
     INTAKE,
     INTAKE_TX,
     ISOLATED,
@@ -30,9 +29,10 @@ from duetime.pipeline import (
     LANES,
     NOTICES,
     OUTBOX,
-    RECURRING,
     REDELIVERY,
+    RETRIES,
     SAVING,
+    SCHEDULES,
     schedules,
     store_queries,
 )
@@ -114,20 +114,20 @@ class QueryFactory:
         self._start.require()
         spark, settings, names = self._spark, self._settings, self._names
         logs, destinations, start = self._delivery_logs, self._destinations, self._start_batches
-        failed = partial(retry_handler, spark, settings, destinations, logs[None])
-        recurring = partial(schedules.ScheduleHandler, spark, settings, destinations, logs[None])
+        retried = partial(retry_handler, spark, settings, destinations, logs[None])
+        scheduled = partial(schedules.ScheduleHandler, spark, settings, destinations, logs[None])
         saving = partial(store_queries.store_handler, spark, settings, logs[None])
         queries: dict[str, Callable[[], StreamingQuery]] = {
             LANES: self._start_lanes,
             INTAKE: self._start_intake,
             INTAKE_TX: self._start_transactional_intake,
-            FAILURES: partial(start, FAILURES, names.retry, failed),
+            RETRIES: partial(start, RETRIES, names.retry, retried),
             ISOLATED: partial(self._start_isolated, ISOLATED, None),
-            RECURRING: partial(
+            SCHEDULES: partial(
                 start,
-                RECURRING,
+                SCHEDULES,
                 names.schedule_commands,
-                recurring,
+                scheduled,
                 max_records=schedules.BATCH_SIZE,
             ),
         }
@@ -164,12 +164,13 @@ class QueryFactory:
         settings, topics = self._settings, [self._names.lanes]
         self._checkpoints.open(LANES, topics)
         recovery = lane_recovery(settings, self._delivery_logs[None])
-        rows, reached = partial(lane_rows, settings=settings), self._progress.reached(LANES, topics)
+        rows = partial(lane_rows, settings=settings)
+        reached = self._progress.resume_offsets(LANES, topics)
         return self._start_real_time(LANES, topics, rows, recovery, reached=reached)
 
     def _start_intake(self) -> StreamingQuery:
         topics = self._names.plain_intake
-        reached = self._progress.reached(INTAKE, topics)
+        reached = self._progress.resume_offsets(INTAKE, topics)
         starting = self._start.begin(reached)
         return self._take_in(INTAKE, topics, reached, starting=starting)
 
@@ -177,7 +178,7 @@ class QueryFactory:
         topics = [self._names.transactional]
         # Only duetime reads this topic: no other service has delivered its records.
         self._checkpoints.open(INTAKE_TX, topics)
-        reached = self._progress.reached(INTAKE_TX, topics)
+        reached = self._progress.resume_offsets(INTAKE_TX, topics)
         return self._take_in(INTAKE_TX, topics, reached, committed_only=True)
 
     def _take_in(
@@ -271,12 +272,12 @@ class QueryFactory:
             log.info("recovered query=%s seconds=%.1f", name, taken_s)
         run = None
         if reached is not None:
-            run = self._progress.run(name, self._checkpoints.topic_ids(name))
+            run = self._progress.begin_run(name, self._checkpoints.topic_ids(name))
         interval_s = settings.checkpoint_interval_seconds
         if run is None:
             records, interval_s = read(), min(interval_s, LONGEST_UNKEPT_S)
         else:
-            records = self._progress.noted(run, read(group_prefix=run.group_prefix))
+            records = self._progress.with_notes(run, read(group_prefix=run.group_prefix))
         apart_s = APART_S if name == INTAKE_TX else 0
         return start_real_time(rows(records), sink or settings, name, interval_s + apart_s)
 

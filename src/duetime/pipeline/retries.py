@@ -15,7 +15,7 @@ from duetime.core.errors import Reason
 from duetime.core.messages import DUE_AT_MS, DUE_STATE, SCHEDULED_HEADERS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
-from duetime.pipeline import FAILURES
+from duetime.pipeline import RETRIES
 from duetime.pipeline.delivery.destinations import TopicMetadataCache, look_up
 from duetime.pipeline.delivery.router import Router
 from duetime.pipeline.delivery.rows import (
@@ -89,8 +89,8 @@ def retry_handler(
             rows = retried(without_handled(parsed(batch), replay), settings)
         else:
             rows = plan(batch)
-        write_batch(rows, settings, FAILURES)
-        reach(Point.FAILURES_SENT)
+        write_batch(rows, settings, RETRIES)
+        reach(Point.RETRIES_SENT)
 
     return handle
 

@@ -48,7 +48,7 @@ from duetime.core.schedules import (
 )
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
-from duetime.pipeline import RECURRING
+from duetime.pipeline import SCHEDULES
 from duetime.pipeline.delivery.destinations import TopicMetadataCache, look_up
 from duetime.pipeline.delivery.router import Router
 from duetime.pipeline.delivery.rows import MessageColumns, SinkRow, pending_headers
@@ -104,10 +104,10 @@ class ScheduleHandler:
         if entries:
             self._write(entries)
             self._table.note(entries)
-            reach(Point.RECURRING_NOTED)
+            reach(Point.SCHEDULES_NOTED)
         if outcomes:
             self._send(batch, outcomes, number)
-        reach(Point.RECURRING_SENT)
+        reach(Point.SCHEDULES_SENT)
 
     def _write(self, entries: Mapping[str, ScheduleEntry | None]) -> None:
         """Write the table before anything is sent: a schedule that is not in it sends no runs."""
@@ -115,7 +115,7 @@ class ScheduleHandler:
         written = self._spark.createDataFrame(rows, "key binary, value binary")
         none = F.lit(None)
         row = SinkRow(F.lit(self._names.schedules), none, F.col("key"), F.col("value"), none)
-        write_batch(self._routes.rows(written, row), self._settings, RECURRING)
+        write_batch(self._routes.rows(written, row), self._settings, SCHEDULES)
 
     def _send(self, batch: DataFrame, outcomes: Sequence[ScheduleAction], number: int) -> None:
         found = self._spark.createDataFrame([astuple(each) for each in outcomes], OUTCOME)
@@ -128,7 +128,7 @@ class ScheduleHandler:
             rows = replay.deduplicator.drop_ingested(rows, sent)
         # In one task, so that missed runs are sent in order.
         ordered = rows.coalesce(1).sortWithinPartitions("run_ms")
-        write_batch(self._routed(ordered), self._settings, RECURRING)
+        write_batch(self._routed(ordered), self._settings, SCHEDULES)
 
     def _identified(self, found: DataFrame) -> DataFrame:
         """Add id, to (the topic), cluster and is_cancel to each message to send."""

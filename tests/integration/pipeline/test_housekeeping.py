@@ -10,7 +10,7 @@ from tests.support.clocks import SetClock, eventually
 
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
-from duetime.pipeline import FAILURES
+from duetime.pipeline import RETRIES
 from duetime.pipeline.leader import Leader
 from duetime.pipeline.service import RejectionLogger
 from duetime.stores.wheel_store import KafkaStore
@@ -55,10 +55,10 @@ def test_failed_messages_are_kept_until_the_last_retry_and_then_deleted(settings
             _context=SimpleNamespace(clock=clock), _settings=settings, _wheel=store
         )
         start = lambda: store._offsets.starts([place])[place]  # noqa: E731 (asked again)
-        Leader._on_healthy(leader, FAILURES, query)
+        Leader._on_healthy(leader, RETRIES, query)
         clock.ms += settings.retry_backoff_max_ms - 60_000
-        Leader._on_healthy(leader, FAILURES, query)
+        Leader._on_healthy(leader, RETRIES, query)
         assert start() == 0
         clock.ms += 120_000
-        Leader._on_healthy(leader, FAILURES, query)
+        Leader._on_healthy(leader, RETRIES, query)
         eventually(lambda: start() == 2)

@@ -42,11 +42,11 @@ class Passing:
 
     def begin(self):
         ids = self.offsets.topic_ids([self.read])
-        run = self._keeper.run(QUERY, ids)
+        run = self._keeper.begin_run(QUERY, ids)
         records = read_stream(
             self._spark, self._settings, [self.read], group_prefix=run.group_prefix
         )
-        noted = self._keeper.noted(run, records)
+        noted = self._keeper.with_notes(run, records)
         rows = noted.select(F.col("key").cast("string").alias("topic"), "value")
         self.query = start_real_time(rows, self._settings, QUERY, HOUR_S)
 
@@ -124,13 +124,13 @@ def test_commits_that_do_not_belong_are_not_reached_and_never_will_be(passing, k
     eventually(lambda: passing.reached() == {0: 3}, passing.reached)
     place = passing.read, 0
     (topic_id,) = passing.offsets.topic_ids([passing.read]).values()
-    assert keeper.reached(QUERY, [passing.read]) == {place: 3}
+    assert keeper.resume_offsets(QUERY, [passing.read]) == {place: 3}
     for offset, note in ((9, topic_id), (2, "1" * 32)):
         passing.offsets.commit({place: offset}, {place: LogIdentity(topic_id=note).text()})
-        assert keeper.reached(QUERY, [passing.read]) == {}
+        assert keeper.resume_offsets(QUERY, [passing.read]) == {}
         assert passing.reached() == {0: 0, 1: 0}
     passing.offsets.commit({place: 2})
-    assert keeper.reached(QUERY, [passing.read]) == {}
+    assert keeper.resume_offsets(QUERY, [passing.read]) == {}
 
 
 def test_progress_is_not_kept_where_kafka_does_not_answer_about_the_group(
@@ -140,9 +140,9 @@ def test_progress_is_not_kept_where_kafka_does_not_answer_about_the_group(
     asked = Mock(side_effect=KafkaError("no answer"))
     monkeypatch.setattr(keeper._offsets, "commits", asked)
     with pytest.raises(KafkaError):
-        keeper.reached(QUERY, [passing.read])
-    assert keeper.reached(QUERY, [passing.read]) == {}
-    assert keeper.run(QUERY, {}) is None
+        keeper.resume_offsets(QUERY, [passing.read])
+    assert keeper.resume_offsets(QUERY, [passing.read]) == {}
+    assert keeper.begin_run(QUERY, {}) is None
     monkeypatch.undo()
-    assert keeper.reached(QUERY, [passing.read]) is not None
-    assert keeper.run(QUERY, {})
+    assert keeper.resume_offsets(QUERY, [passing.read]) is not None
+    assert keeper.begin_run(QUERY, {})

@@ -61,7 +61,7 @@ def test_the_tiles_show_a_pipeline_that_delivers(live, sender, page):
     assert MESSAGES / 13 < numbers(page, "Left the wheel")[0] <= MESSAGES
     eventually(lambda: numbers(page, "Pending")[0] <= FEW)
 
-    with armed(Point.FAILURES_SENT):
+    with armed(Point.RETRIES_SENT):
         sender.produce(topic, "x", partition=99, in_=timedelta(0))
         sender.flush()
         expect(tile(page, "Queries")).to_have_text(f"1 of {len(names)} fail")

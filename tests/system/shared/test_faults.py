@@ -29,7 +29,7 @@ def test_a_failed_release_job_is_repeated_without_what_it_has_sent(live, sender)
 def test_what_became_of_failures_is_not_done_again(live, sender):
     dead = live.inbox(live.names.dead_letter)
     topic, before = live.topic(), failures_counted()
-    with armed(Point.FAILURES_SENT) as failed:
+    with armed(Point.RETRIES_SENT) as failed:
         first = sender.produce(topic, "x", partition=99, in_=timedelta(0))
         sender.flush()
         assert failed.wait(PATIENCE_S)
@@ -43,4 +43,4 @@ def test_what_became_of_failures_is_not_done_again(live, sender):
 def failures_counted():
     """How often the query of failures was to be started again."""
     name = "duetime_query_failures_total"
-    return REGISTRY.get_sample_value(name, {"query": "failures"}) or 0
+    return REGISTRY.get_sample_value(name, {"query": "retries"}) or 0

@@ -42,7 +42,7 @@ def talkative(live):
 def test_neither_payloads_nor_keys_nor_headers_are_in_any_log(live, caplog, capfd):
     caplog.set_level(logging.DEBUG, "duetime")
     dead, rejected = live.inbox(live.names.dead_letter), live.rejected()
-    with talkative(live), armed(Point.JOB_SENT) as turned, armed(Point.FAILURES_SENT) as failed:
+    with talkative(live), armed(Point.JOB_SENT) as turned, armed(Point.RETRIES_SENT) as failed:
         delivered = live.inbox(delivered_and_cancelled(live))
         lost = sent(live, live.topic(), "lost", now_ms(), partition="7")
         refuse_some(live)

@@ -103,7 +103,7 @@ def test_runs_missed_before_a_schedule_is_known_follow_its_policy(live, sender):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", [Point.RECURRING_NOTED, Point.RECURRING_SENT])
+@pytest.mark.parametrize("point", [Point.SCHEDULES_NOTED, Point.SCHEDULES_SENT])
 def test_a_batch_that_failed_is_repeated_and_sends_each_run_once(live, point):
     topic, name = live.topic(), f"again.{point}"
     with armed(point) as failed:

@@ -13,7 +13,7 @@ from duetime.core.clock import SystemClock
 
 def test_each_query_is_told_of(live):
     found = eventually(lambda: told(live), within_s=PATIENCE_S)
-    assert {"intake", "lanes", "failures", "recurring", "redelivery"} <= found.queries.keys()
+    assert {"intake", "lanes", "retries", "schedules", "redelivery"} <= found.queries.keys()
     assert found.overdue_released >= 0
 
 

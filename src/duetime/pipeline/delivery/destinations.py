@@ -79,7 +79,7 @@ DELIVERED_BYTES = 512
 
 
 @dataclass(slots=True)
-class Trouble:
+class TopicFailures:
     """The failures of a destination; instants are of the monotonic clock, in seconds."""
 
     #: Times that it has failed a sink.
@@ -110,7 +110,7 @@ class TopicMetadataCache:
         #: The partitions of each topic that take no records. Replaced, too.
         self._stuck: Mapping[str, StuckPartitions] = {}
         self._topic_settings = TopicSettingsCache(self._admin)
-        self._troubles: dict[str, Trouble] = {}
+        self._failures: dict[str, TopicFailures] = {}
         self._lock = threading.Lock()
         self._thread = PeriodicThread("topic-metadata", REQUEST_INTERVAL_S, self._poll)
         self._refreshed_s = self._requested_s = 0.0
@@ -198,12 +198,15 @@ class TopicMetadataCache:
     ) -> str:
         if known.is_denied:
             return DENIED
-        trouble, now_s = self._troubles.get(str(found.topic), Trouble()), time.monotonic()
+        failures, now_s = (
+            self._failures.get(str(found.topic), TopicFailures()),
+            time.monotonic(),
+        )
         is_narrow = known.max_bytes is not None and known.max_bytes < self._max_bytes
-        is_isolated = known.refuses_timestamps or now_s < trouble.isolated_until_s
+        is_isolated = known.refuses_timestamps or now_s < failures.isolated_until_s
         marks = COMPACTED * known.is_compacted + ISOLATED * is_isolated
         entry = f"{len(found.partitions)}:{known.max_bytes if is_narrow else ''}:{marks}"
-        if now_s < trouble.held_until_s:
+        if now_s < failures.held_until_s:
             stuck = StuckPartitions(Reason.NOT_ACKNOWLEDGED, frozenset(found.partitions))
         if not stuck:
             return entry.rstrip(":")
@@ -257,13 +260,13 @@ class TopicMetadataCache:
     def isolate(self, topic: str) -> None:
         """Have each record for the topic sent by itself for a while: one has failed a sink."""
         with self._lock:
-            trouble = self._troubles.setdefault(topic, Trouble())
-            is_new = time.monotonic() >= trouble.isolated_until_s
-            if time.monotonic() > trouble.isolated_until_s + MAX_ISOLATED_MS / 1_000:
-                trouble.count = 0
-            trouble.count += is_new
-            pause_s = doubled_ms(trouble.count, ISOLATED_MS, MAX_ISOLATED_MS) / 1_000
-            trouble.isolated_until_s = time.monotonic() + pause_s
+            failures = self._failures.setdefault(topic, TopicFailures())
+            is_new = time.monotonic() >= failures.isolated_until_s
+            if time.monotonic() > failures.isolated_until_s + MAX_ISOLATED_MS / 1_000:
+                failures.count = 0
+            failures.count += is_new
+            pause_s = doubled_ms(failures.count, ISOLATED_MS, MAX_ISOLATED_MS) / 1_000
+            failures.isolated_until_s = time.monotonic() + pause_s
         if is_new:
             log.warning("sending records one by one topic=%s seconds=%.0f", topic, pause_s)
             self.refresh()
@@ -271,11 +274,14 @@ class TopicMetadataCache:
     def hold(self, topic: str) -> None:
         """Have nothing sent to the topic for a while: it has not acknowledged a record."""
         with self._lock:
-            trouble, now_s = self._troubles.setdefault(topic, Trouble()), time.monotonic()
-            is_in_a_row = now_s < trouble.held_until_s + MAX_HELD_MS / 1_000
-            trouble.holds = trouble.holds + 1 if is_in_a_row else 1
-            pause_s = doubled_ms(trouble.holds, HELD_MS, MAX_HELD_MS) / 1_000
-            trouble.held_until_s = now_s + pause_s
+            failures, now_s = (
+                self._failures.setdefault(topic, TopicFailures()),
+                time.monotonic(),
+            )
+            is_in_a_row = now_s < failures.held_until_s + MAX_HELD_MS / 1_000
+            failures.holds = failures.holds + 1 if is_in_a_row else 1
+            pause_s = doubled_ms(failures.holds, HELD_MS, MAX_HELD_MS) / 1_000
+            failures.held_until_s = now_s + pause_s
         log.warning("holding records, no acknowledgement topic=%s seconds=%.0f", topic, pause_s)
         self.refresh()
 

@@ -24,7 +24,7 @@ from duetime.core.threads import PeriodicThread
 from duetime.core.topics import TopicNames, message_topics
 from duetime.kafka.offsets import Offsets
 from duetime.kafka.range_reader import OpenTransaction, open_transactions, remedy
-from duetime.pipeline import FAILURES, INTAKE, INTAKE_TX, LANES, OUTBOX, RECOVER, RECURRING
+from duetime.pipeline import INTAKE, INTAKE_TX, LANES, OUTBOX, RECOVER, RETRIES, SCHEDULES
 from duetime.pipeline.release.job import PRODUCERS
 from duetime.queue.stats import TrackerOffsets, TrackerState
 from duetime.spark.kafka_io import client_id
@@ -50,7 +50,7 @@ EXPECTED_S = 60.0
 WARNING_INTERVAL_S = 3_600.0
 
 #: The sinks that write to destinations on this cluster, among other topics.
-SENDERS = (INTAKE, INTAKE_TX, LANES, *PRODUCERS, RECOVER, FAILURES, RECURRING)
+SENDERS = (INTAKE, INTAKE_TX, LANES, *PRODUCERS, RECOVER, RETRIES, SCHEDULES)
 
 #: The label of each intake topic, in the order of `TopicNames.intake`.
 CONTRACTS = ("native", "control", "airtel", "countdown", "scheduler", "transactional")

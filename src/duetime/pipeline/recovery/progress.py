@@ -138,7 +138,7 @@ class ProgressKeeper:
             self._end(name)
         self._offsets.close()
 
-    def reached(self, name: str, topics: Sequence[str]) -> dict[Partition, int]:
+    def resume_offsets(self, name: str, topics: Sequence[str]) -> dict[Partition, int]:
         """End the query's last run; return the offsets before which all records have moved on.
 
         What is not committed is recovery's from now on. Raises KafkaError, but when Kafka refuses
@@ -171,7 +171,7 @@ class ProgressKeeper:
         run = self._runs.get(name)
         return dict(run.committed) if run else {}
 
-    def run(self, name: str, topic_ids: Mapping[str, str]) -> Run | None:
+    def begin_run(self, name: str, topic_ids: Mapping[str, str]) -> Run | None:
         """Begin a run of the query, before it has its first row; None where nothing is noted."""
         if self._jvm is None or self._refused[name] >= MAX_REFUSALS:
             return None
@@ -197,7 +197,7 @@ class ProgressKeeper:
                 self._runs[name] = found
         return found
 
-    def noted(self, run: Run, records: DataFrame) -> DataFrame:
+    def with_notes(self, run: Run, records: DataFrame) -> DataFrame:
         """Return the records of the run, which note their offsets."""
         return records.where(_note(self._prefix + run.name, run.number))
 
