@@ -65,5 +65,5 @@ def test_the_tiles_show_a_pipeline_that_delivers(live, sender, page):
         sender.produce(topic, "x", partition=99, in_=timedelta(0))
         sender.flush()
         expect(tile(page, "Queries")).to_have_text(f"1 of {len(names)} fail")
-        expect(whole(page, "Queries")).to_contain_text("failures failed")
+        expect(whole(page, "Queries")).to_contain_text("retries failed")
     expect(tile(page, "Queries")).to_have_text(f"all {len(names)} run", timeout=PATIENCE_S * 1_000)
