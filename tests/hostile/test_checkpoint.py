@@ -54,7 +54,7 @@ def delivered(live, topic, inbox):
 
 
 def delivered_by_lanes(live, topic, inbox):
-    """The same until intake and lanes have committed some."""
+    """Return the ids of delivered messages, once intake and lanes have committed some."""
     ids = delivered(live, topic, inbox)
     eventually(lambda: committed(live, "intake") >= 400, "a commit", PATIENCE_S)
     while not wait_until(lambda: committed(live, "lanes"), timeout_s=30):

@@ -41,6 +41,6 @@ def test_what_became_of_failures_is_not_done_again(live, sender):
 
 
 def failures_counted():
-    """How often the query of failures was to be started again."""
+    """Return how often the retries query has failed."""
     name = "duetime_query_failures_total"
     return REGISTRY.get_sample_value(name, {"query": "retries"}) or 0

@@ -198,10 +198,8 @@ class TopicMetadataCache:
     ) -> str:
         if known.is_denied:
             return DENIED
-        failures, now_s = (
-            self._failures.get(str(found.topic), TopicFailures()),
-            time.monotonic(),
-        )
+        failures = self._failures.get(str(found.topic), TopicFailures())
+        now_s = time.monotonic()
         is_narrow = known.max_bytes is not None and known.max_bytes < self._max_bytes
         is_isolated = known.refuses_timestamps or now_s < failures.isolated_until_s
         marks = COMPACTED * known.is_compacted + ISOLATED * is_isolated
@@ -274,10 +272,8 @@ class TopicMetadataCache:
     def hold(self, topic: str) -> None:
         """Have nothing sent to the topic for a while: it has not acknowledged a record."""
         with self._lock:
-            failures, now_s = (
-                self._failures.setdefault(topic, TopicFailures()),
-                time.monotonic(),
-            )
+            failures = self._failures.setdefault(topic, TopicFailures())
+            now_s = time.monotonic()
             is_in_a_row = now_s < failures.held_until_s + MAX_HELD_MS / 1_000
             failures.holds = failures.holds + 1 if is_in_a_row else 1
             pause_s = doubled_ms(failures.holds, HELD_MS, MAX_HELD_MS) / 1_000

@@ -28,7 +28,7 @@ has `cancels_replaced`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import Window as W
@@ -279,37 +279,27 @@ def cancelled_ids(
     By now, these cancels are refused as too late. `requests` is that of `Intake`, planned before.
     """
     names = TopicNames(settings)
-    steps = {
-        names.control: partial(_cancelled, settings, requests),
-        names.native: partial(_replaced, requests),
-        names.transactional: partial(_replaced, requests),
-    }
     # A cancel may have come before its message, and be handled: its partition is further.
-    earlier_ms = {names.control: SENDERS_CLOCK_MS}
-    sent = {
-        topic: deduplicator.new_records(topic, since_ms, earlier_ms.get(topic, 0))
-        for topic in steps
-    }
-    found = [steps[topic](records) for topic, records in sent.items() if records is not None]
-    return reduce(DataFrame.union, found).distinct() if found else None
+    earlier_ms = {names.control: SENDERS_CLOCK_MS, names.native: 0, names.transactional: 0}
+    found = [deduplicator.new_records(topic, since_ms, ms) for topic, ms in earlier_ms.items()]
+    sent = [records for records in found if records is not None]
+    if not sent:
+        return None
+    # Most messages replace none, and are not worth parsing.
+    replacing = F.array_contains("headers.key", DUE_REPLACES)
+    cancelling = reduce(DataFrame.union, sent).where((F.col("topic") == names.control) | replacing)
+    asked = requests(as_single_read(cancelling.sparkSession, cancelling))
+    return asked.select(_cancelled_id(settings).alias("id")).where("id is not null").distinct()
 
 
-def _cancelled(
-    settings: Settings, requests: Callable[[DataFrame], DataFrame], sent: DataFrame
-) -> DataFrame:
+def _cancelled_id(settings: Settings) -> Column:
+    """string: the id that a row of `Intake.requests` cancels or replaces, if it came in time."""
     due_ms, identity = F.col("request.due_ms"), F.col("request.key").cast("string")
     # The cancel of a retry, which has another instant than the id, is of none that is ingested.
     is_first = identity == message_id(due_ms, F.col("request.unique"))
-    rows = requests(as_single_read(sent.sparkSession, sent))
-    return rows.where(is_cancel_in_time(settings) & is_first).select(identity.alias("id"))
-
-
-def _replaced(requests: Callable[[DataFrame], DataFrame], sent: DataFrame) -> DataFrame:
-    """The time of the record alone decides whether it replaces a message."""
-    # Most replace nothing, and are not worth parsing.
-    replacing = sent.where(F.array_contains("headers.key", DUE_REPLACES))
-    rows = requests(as_single_read(sent.sparkSession, replacing)).where("cancels_replaced")
-    return rows.select(F.col("request.replaces").alias("id"))
+    # The time of the record alone decides whether it replaces a message.
+    replaced = F.when(F.col("cancels_replaced"), F.col("request.replaces"))
+    return replaced.when(is_cancel_in_time(settings) & is_first, identity)
 
 
 def first_of_each_id(asked: DataFrame) -> DataFrame:
