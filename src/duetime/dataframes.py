@@ -27,18 +27,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from duetime.core import headers as H
 from duetime.core.errors import InvalidMessage, Reason
-from duetime.core.messages import (
-    DUE_AT_MS,
-    DUE_EXPIRES_MS,
-    DUE_ID,
-    DUE_PARTITION,
-    DUE_STATE,
-    DUE_TOPIC,
-    ID_PATTERN,
-    SCHEDULED_HEADERS,
-    STATE,
-)
+from duetime.core.messages import ID_PATTERN
 from duetime.core.records import RESERVED_HEADERS
 from duetime.core.settings import Settings, is_submitted, load_settings
 from duetime.core.topics import TopicNames, internal_destinations
@@ -219,7 +210,7 @@ def _canonical() -> CanonicalRequest:
     whole = F.struct("topic", due_ms.alias("due"), "key", "value", "headers")
     content_hash = F.substring(F.sha2(F.to_json(whole), 256), 1, 32)
     # Intake reads the last header of a name.
-    expiries = F.filter("headers", lambda each: each["key"] == DUE_EXPIRES_MS)
+    expiries = F.filter("headers", lambda each: each["key"] == H.DUE_EXPIRES_MS)
     expires = F.get(F.reverse(expiries), F.lit(0))["value"].cast("string")
     return CanonicalRequest(
         topic=F.col("topic"),
@@ -303,9 +294,9 @@ def _intake_records(messages: DataFrame, settings: Settings) -> DataFrame:
     """Return rows for the Kafka sink: records of the native intake topic."""
     message = F.col("request")
     address = F.array(
-        header(DUE_TOPIC, message["topic"]),
-        header(DUE_AT_MS, message["due_ms"]),
-        header(DUE_ID, message["unique"]),
+        header(H.DUE_TOPIC, message["topic"]),
+        header(H.DUE_AT_MS, message["due_ms"]),
+        header(H.DUE_ID, message["unique"]),
     )
     row = SinkRow(
         topic=F.lit(TopicNames(settings).native),
@@ -319,25 +310,25 @@ def _intake_records(messages: DataFrame, settings: Settings) -> DataFrame:
 
 def waiting_messages(records: DataFrame) -> DataFrame:
     """Return the pending messages among records of the wheel, each once. See `pending`."""
-    names = F.slice("headers", 1, len(SCHEDULED_HEADERS))["key"]
-    is_ours = names == F.array(*map(F.lit, SCHEDULED_HEADERS))
-    id_ = _waiting(DUE_ID)
-    retry_ms, at_ms = (each.try_cast("bigint") for each in (_state("retry"), _waiting(DUE_AT_MS)))
+    names = F.slice("headers", 1, len(H.SCHEDULED))["key"]
+    is_ours = names == F.array(*map(F.lit, H.SCHEDULED))
+    id_ = _waiting(H.DUE_ID)
+    retry_ms, at_ms = (each.try_cast("bigint") for each in (_state("retry"), _waiting(H.DUE_AT_MS)))
     ours = records.where(is_ours & id_.rlike(ID_PATTERN)).select(
         "*", id_.alias("id"), F.coalesce(retry_ms, at_ms).alias("due_ms")
     )
     # Of one id, take a cancel if there is one, or else the first message. While a distant slot is
     # cascaded, a message is in two slots.
-    is_message = _waiting(DUE_TOPIC).isNotNull()
+    is_message = _waiting(H.DUE_TOPIC).isNotNull()
     arrival = F.col("topic").desc(), "partition", "offset"
     by_id = W.partitionBy("id", "due_ms").orderBy(is_message, *arrival)
     first = ours.select("*", F.row_number().over(by_id).alias("nth")).where("nth = 1")
-    headers = F.slice("headers", len(SCHEDULED_HEADERS) + 1, F.size("headers"))
+    headers = F.slice("headers", len(H.SCHEDULED) + 1, F.size("headers"))
     return first.where(is_message).select(
         F.col("id"),
         F.timestamp_millis("due_ms").alias("due"),
-        _waiting(DUE_TOPIC).alias("topic"),
-        _waiting(DUE_PARTITION).try_cast("int").alias("partition"),
+        _waiting(H.DUE_TOPIC).alias("topic"),
+        _waiting(H.DUE_PARTITION).try_cast("int").alias("partition"),
         F.nullif(_state("cluster"), F.lit("")).alias("cluster"),
         F.col("key"),
         headers.alias("headers"),
@@ -360,4 +351,4 @@ def _waiting(name: str) -> Column:
 
 
 def _state(name: str) -> Column:
-    return F.split_part(_waiting(DUE_STATE), F.lit(":"), F.lit(STATE.index(name) + 1))
+    return F.split_part(_waiting(H.DUE_STATE), F.lit(":"), F.lit(H.STATE.index(name) + 1))

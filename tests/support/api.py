@@ -13,7 +13,8 @@ from tests.support.topics import created_topics, small_settings
 from tests.support.wheel import WheelWriter
 
 from duetime.api.server import server
-from duetime.core.messages import SCHEDULED_HEADERS, MessageId
+from duetime.core import headers as H
+from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
 from duetime.local.process import free_port
 
@@ -171,7 +172,7 @@ def failed(wheel, topic, retry_ms):
     identity = MessageId(due_ms=retry_ms - 120_000, unique=f"failed-{retry_ms}")
     state = f"1::{retry_ms}:3:{identity.due_ms + 5}"
     values = (topic, None, state, str(identity.due_ms), str(identity))
-    wheel.foreign(retry_ms, list(zip(SCHEDULED_HEADERS, values, strict=True)))
+    wheel.foreign(retry_ms, list(zip(H.SCHEDULED, values, strict=True)))
     return identity
 
 

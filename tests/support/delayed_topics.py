@@ -10,8 +10,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from tests.support.clocks import eventually
 from tests.support.topics import configure
 
+from duetime.core import headers as H
 from duetime.core.clock import SystemClock
-from duetime.core.messages import DELIVER_AFTER_MS
 from duetime.delayed import DelayedConsumer
 
 #: How long something may take on a busy machine, in seconds. Nothing waits for it in vain.
@@ -40,7 +40,7 @@ class DelayedTopic:
 
     def send(self, deliver_after_ms, value, partition=0, key=None, headers=()):
         """Send a record as a client in any language would."""
-        own = [] if deliver_after_ms is None else [(DELIVER_AFTER_MS, str(deliver_after_ms))]
+        own = [] if deliver_after_ms is None else [(H.DELIVER_AFTER_MS, str(deliver_after_ms))]
         while True:
             try:
                 self._producer.produce(

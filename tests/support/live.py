@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.clocks import eventually
 from tests.support.topics import small_settings
 
+from duetime.core import headers as H
 from duetime.core.clock import SystemClock
-from duetime.core.messages import DUE_AT_MS, DUE_ID
 from duetime.core.topics import TopicNames, required_topics
 from duetime.kafka.admin import create_topics
 from duetime.kafka.connection import librdkafka_properties
@@ -48,11 +48,11 @@ class Arrived:
 
     @property
     def id(self):
-        return self.by_name[DUE_ID].decode()
+        return self.by_name[H.DUE_ID].decode()
 
     @property
     def due_ms(self):
-        return int(self.by_name[DUE_AT_MS])
+        return int(self.by_name[H.DUE_AT_MS])
 
     @property
     def late_ms(self):

@@ -6,8 +6,8 @@ from tests.support.clocks import eventually
 from tests.support.live import PATIENCE_S, now_ms
 from tests.support.topics import TRACE
 
+from duetime.core import headers as H
 from duetime.core.cron import LEAD_MS
-from duetime.core.messages import DUE_SCHEDULE
 from duetime.stores.wheel_reader import WheelReader
 
 MINUTE = 60_000
@@ -79,5 +79,5 @@ def wait_for_runs_at(live, names, due_ms):
 def next_of(live, name):
     with closing(WheelReader(live.settings)) as reader:
         waiting = list(reader.messages(now_ms(), topic=live.names.schedule_commands))
-    own = DUE_SCHEDULE, name.encode()
+    own = H.DUE_SCHEDULE, name.encode()
     return next((each for each in waiting if own in each.headers), None)

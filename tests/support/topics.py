@@ -13,7 +13,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from duetime.core.messages import DEAD_LETTER_HEADERS
+from duetime.core import headers as H
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.kafka.admin import create_topics
@@ -104,7 +104,7 @@ def dead_letters_of(settings):
         failure = (reason, "so it is", "10", "1500", last_ms)
         words = (topic, "3", cluster, "1000", "0000000003e8-a", *failure)
         headers = [("h", b"\x00"), *passed_on] + [
-            (name, str(word)) for name, word in zip(DEAD_LETTER_HEADERS, words, strict=True)
+            (name, str(word)) for name, word in zip(H.DEAD_LETTER, words, strict=True)
         ]
         content = {"key": b"k", "value": b"\xff"} | record
         producer.produce(TopicNames(settings).dead_letter, headers=headers, **content)

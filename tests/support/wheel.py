@@ -6,7 +6,8 @@ from itertools import count
 import pytest
 from confluent_kafka import Producer
 
-from duetime.core.messages import SCHEDULED_HEADERS, MessageId
+from duetime.core import headers as H
+from duetime.core.messages import MessageId
 from duetime.core.records import MessageSpec, message_record
 from duetime.core.timer_wheel import Slot
 from duetime.kafka.producer import producer_properties
@@ -68,7 +69,7 @@ class WheelWriter:
             wanted, self._settings, due_ms=due_ms, now_ms=due_ms, unique=identity.unique
         )
         address = topic, None if partition is None else str(partition)
-        own = [pair for pair in record.headers if pair[0] not in SCHEDULED_HEADERS]
+        own = [pair for pair in record.headers if pair[0] not in H.SCHEDULED]
         headers = _waiting(address, identity, state) + own + list(passed_on)
         self._write(identity, level, headers, (record.key, record.value))
         return identity
@@ -110,4 +111,4 @@ class WheelWriter:
 
 def _waiting(address, identity, state=None):
     values = (*address, state, str(identity.due_ms), str(identity))
-    return list(zip(SCHEDULED_HEADERS, values, strict=True))
+    return list(zip(H.SCHEDULED, values, strict=True))

@@ -14,7 +14,8 @@ from tests.support.processes import complete, kill, running, schedule
 from tests.support.snippets import SHELL, changed
 from tests.support.topics import configure
 
-from duetime.core.messages import DUE_AT_MS, DUE_ID, DUE_TOPIC, SCHEDULED_HEADERS, MessageId
+from duetime.core import headers as H
+from duetime.core.messages import MessageId
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import LogIdentity, Offsets
 from duetime.pipeline.faults import Point
@@ -73,7 +74,7 @@ def test_records_before_the_progress_are_left_out(live, tmp_path, is_same_topic)
     sent = [str(MessageId(due_ms=now_ms(), unique=f"progress{each}")) for each in range(3)]
     for each in sent:
         due_ms, _, unique = each.partition("-")
-        values = {DUE_TOPIC: topic, DUE_AT_MS: str(int(due_ms, 16)), DUE_ID: unique}
+        values = {H.DUE_TOPIC: topic, H.DUE_AT_MS: str(int(due_ms, 16)), H.DUE_ID: unique}
         live.send(intake, "x", headers=list(values.items()), partition=0)
     live.flush()
     topic_id = offsets.topic_ids([intake])[intake] if is_same_topic else "1" * 32
@@ -94,7 +95,7 @@ def aged(live, topic):
     def append(destination, due_ms, appended_ms):
         identity = str(MessageId(due_ms=due_ms, unique="aged"))
         values = {"due-topic": destination, "due-at-ms": str(due_ms), "due-id": identity}
-        headers = [(name, values.get(name)) for name in SCHEDULED_HEADERS]
+        headers = [(name, values.get(name)) for name in H.SCHEDULED]
         place = shape.number(0, due_ms) % shape.ring
         producer.produce(topic, "x", partition=place, headers=headers, timestamp=appended_ms)
 

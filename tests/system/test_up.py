@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, TopicPartition
 from tests.support.clocks import eventually
 from tests.support.command import nothing_from_outside  # noqa: F401 (for each test)
 
-from duetime.core.messages import DUE_AT_MS, DUE_ID
+from duetime.core import headers as H
 from duetime.local.process import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
@@ -112,8 +112,8 @@ def arrivals(kafka, topic, count):
 
 def record_of(message):
     headers = dict(message.headers())
-    late_ms = message.timestamp()[1] - int(headers[DUE_AT_MS])
-    return headers[DUE_ID].decode(), late_ms, message.value()
+    late_ms = message.timestamp()[1] - int(headers[H.DUE_AT_MS])
+    return headers[H.DUE_ID].decode(), late_ms, message.value()
 
 
 def test_everything_a_user_does_in_an_hour(data, port):

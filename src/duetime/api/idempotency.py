@@ -18,8 +18,9 @@ from starlette.concurrency import run_in_threadpool
 from duetime.api.dispatcher import Dispatcher, Submission
 from duetime.api.errors import IdTaken
 from duetime.api.requests import NewMessage
+from duetime.core import headers as H
 from duetime.core.errors import UnknownMessage
-from duetime.core.messages import DUE_AT_MS, MessageId
+from duetime.core.messages import MessageId
 from duetime.core.records import IntakeRecord
 
 #: How many rescheduled messages are kept: their cancellations arrive within some ms.
@@ -67,7 +68,7 @@ class IdempotentRequest:
         if message.id is None or record.schedule:
             self.fresh.append(record)
             return
-        headers = [each for each in record.headers if each[0] != DUE_AT_MS]
+        headers = [each for each in record.headers if each[0] != H.DUE_AT_MS]
         content = message.at, message.in_, record.key, record.value, headers
         key = self._caller, message.id
         if earlier and earlier.content != content:

@@ -13,8 +13,9 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from duetime.client.producer import Producer
+from duetime.core import headers as H
 from duetime.core.errors import ClientFailed, KafkaError, RecordRefused
-from duetime.core.messages import DUE_AT_MS, DUE_ID, MessageId
+from duetime.core.messages import MessageId
 from duetime.core.records import IntakeRecord
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
@@ -199,5 +200,5 @@ def find_arrived(settings: Settings, taken_ms: Mapping[str, int]) -> set[str]:
     # Its records are in no transaction, and count before the end of another sender's.
     with RangeReader(settings, committed_only=False) as reader:
         headers = map(dict, map(headers_of, reader.records(ranges)))
-        found = {ids.get((each.get(DUE_AT_MS), each.get(DUE_ID))) for each in headers}
+        found = {ids.get((each.get(H.DUE_AT_MS), each.get(H.DUE_ID))) for each in headers}
     return {each for each in found if each}

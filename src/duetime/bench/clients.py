@@ -46,9 +46,9 @@ from duetime.bench.testbed import (
     report,
 )
 from duetime.bench.throughput import PARTITIONS, session
+from duetime.core import headers as H
 from duetime.core.clock import SystemClock, parse_duration
 from duetime.core.errors import KafkaError
-from duetime.core.messages import DUE_ID
 from duetime.core.setting_types import DelayedTopic, QueueSettings
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread, wait_until
@@ -286,7 +286,7 @@ def _late_ms(redelivered: Iterable[Message], markers: Appends) -> Iterator[int]:
             deadlines_ms[key] = marker.timestamp()[1] + timeout_ms
     for record in redelivered:
         # Its id ends in the place of the delivery before this one.
-        *_, partition, offset = (dict(headers_of(record))[DUE_ID] or b"").decode().split(".")
+        *_, partition, offset = (dict(headers_of(record))[H.DUE_ID] or b"").decode().split(".")
         yield record.timestamp()[1] - deadlines_ms[MarkerKey(int(partition), int(offset))]
 
 

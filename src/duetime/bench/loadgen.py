@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 from confluent_kafka import KafkaException, Producer
 
 from duetime.bench.testbed import progress
-from duetime.core import messages
+from duetime.core import headers as H
 from duetime.core.clock import SystemClock, parse_duration
 from duetime.core.errors import DuetimeError, InvalidMessage, KafkaError, Reason, error_text
 from duetime.core.records import ANY_PARTITION
@@ -229,7 +229,7 @@ def maker(settings: Settings, plan: LoadPlan) -> Callable[[int, int, int], Recor
     names, wheel, value = TopicNames(settings), settings.wheel, os.urandom(plan.value_bytes)
     native, inbox, airtel = names.native, names.store_inbox, names.airtel
     levels = [names.wheel(level) for level in range(wheel.levels)]
-    cluster: Headers = [(messages.DUE_CLUSTER, plan.cluster.encode())] if plan.cluster else []
+    cluster: Headers = [(H.DUE_CLUSTER, plan.cluster.encode())] if plan.cluster else []
     head = f'{{"event":"reminder","customer":"{plan.label}","attempt":1,"text":"'
     json_value = head + "x" * (plan.value_bytes - len(head) - 2) + '"}'
 
@@ -245,16 +245,16 @@ def maker(settings: Settings, plan: LoadPlan) -> Callable[[int, int, int], Recor
         if plan.shape == "queue":
             text = str(number).ljust(plan.value_bytes)
             return destination, text.encode(), None, [], number % QUEUE_PARTITIONS
-        to: Headers = [(messages.DUE_TOPIC, destination.encode())]
+        to: Headers = [(H.DUE_TOPIC, destination.encode())]
         if plan.shape == "native":
-            headers = [*to, (messages.DUE_AT_MS, due), (messages.DUE_ID, unique.encode()), *cluster]
+            headers = [*to, (H.DUE_AT_MS, due), (H.DUE_ID, unique.encode()), *cluster]
             return native, value, key, headers, ANY_PARTITION
         identity = f"{due_ms:012x}-{unique}".encode()
         if plan.shape == "delayed":
-            headers = [(messages.DELIVER_AFTER_MS, due), (messages.DELIVER_ID, identity)]
+            headers = [(H.DELIVER_AFTER_MS, due), (H.DELIVER_ID, identity)]
             return destination, value, key, headers, ANY_PARTITION
-        state: Headers = [(messages.DUE_PARTITION, None), (messages.DUE_STATE, b"%d" % now_ms)]
-        headers = [*to, *state, (messages.DUE_AT_MS, due), (messages.DUE_ID, identity)]
+        state: Headers = [(H.DUE_PARTITION, None), (H.DUE_STATE, b"%d" % now_ms)]
+        headers = [*to, *state, (H.DUE_AT_MS, due), (H.DUE_ID, identity)]
         if settings.store_kind != "kafka":
             return inbox, value, key, headers, ANY_PARTITION
         slot = wheel.place(due_ms, now_ms)

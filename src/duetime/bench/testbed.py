@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, Message
 from confluent_kafka.admin import AdminClient
 
+from duetime.core import headers as H
 from duetime.core.clock import SystemClock
 from duetime.core.errors import ConfigError, KafkaError, SetupError
-from duetime.core.messages import DUE_AT_MS, DUE_ID
 from duetime.core.settings import Settings, load_settings
 from duetime.core.threads import PeriodicThread, wait_until
 from duetime.core.topics import STAMPED, TopicNames, TopicSpec
@@ -191,8 +191,8 @@ class Arrival(NamedTuple):
     def of(cls, record: Message, at_ms: int) -> "Arrival":
         """Return the arrival of a delivered record at this instant."""
         headers = dict(headers_of(record))
-        due_ms = int(headers[DUE_AT_MS] or b"")
-        return cls(due_ms, at_ms - due_ms, headers[DUE_ID])
+        due_ms = int(headers[H.DUE_AT_MS] or b"")
+        return cls(due_ms, at_ms - due_ms, headers[H.DUE_ID])
 
 
 class Appends:

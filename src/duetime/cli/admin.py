@@ -20,9 +20,9 @@ from duetime.cli.options import Config, Json, Kafka, Store, connected, settings_
 from duetime.cli.output import console, facts, when
 from duetime.client.status import RUNS
 from duetime.client.status import status as read_status
+from duetime.core import headers as H
 from duetime.core.clock import Clock, Offset, SystemClock, format_duration, format_instant
 from duetime.core.errors import ConfigError, DuetimeError, KafkaError, SetupError
-from duetime.core.messages import DUE_AT_MS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames, required_topics
 from duetime.kafka.admin import (
@@ -278,7 +278,7 @@ def _sample_clock(producer: Producer, topic: str, clock: Clock) -> Offset:
         topic,
         partition=0,
         # Like a record of the warm-up, which reads this topic.
-        headers=[(DUE_AT_MS, str(sent_ms))],
+        headers=[(H.DUE_AT_MS, str(sent_ms))],
         on_delivery=lambda error, record: reports.append((clock.now_ms(), error, record)),
     )
     while not reports:

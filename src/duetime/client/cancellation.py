@@ -19,16 +19,10 @@ from functools import lru_cache
 from confluent_kafka import Message
 
 from duetime.client.producer import SINGLE_RECORD, Producer
+from duetime.core import headers as H
 from duetime.core.clock import Clock, SystemClock, backoff_ms, format_duration, format_instant
 from duetime.core.errors import DuetimeError, KafkaError, Reason, TooLate, UnknownMessage
-from duetime.core.messages import (
-    DUE_ERROR,
-    DUE_ID,
-    DUE_STATE,
-    SCHEDULED_HEADERS,
-    MessageId,
-    PendingMessage,
-)
+from duetime.core.messages import MessageId, PendingMessage
 from duetime.core.records import cancel_record
 from duetime.core.setting_types import RetryPolicy
 from duetime.core.settings import Settings, load_settings
@@ -301,7 +295,7 @@ def _pending_retries(entries: Sequence[Entry], settings: Settings) -> FailedMess
         pending = {ms: failure for ms, failure in pending.items() if not _is_next(failure, each)}
         if (retry_ms := _retry_ms(each, settings)) is not None:
             pending[retry_ms] = each
-    reasons = {dict(headers_of(each.record)).get(DUE_ERROR) for each in pending.values()}
+    reasons = {dict(headers_of(each.record)).get(H.DUE_ERROR) for each in pending.values()}
     return FailedMessage(
         retries_ms=tuple(sorted(pending)),
         topic_was_unknown=reasons <= {Reason.UNKNOWN_TOPIC.encode()},
@@ -333,7 +327,7 @@ def _retry_ms(entry: Entry, settings: Settings) -> int | None:
 
 def _state(record: Message, name: str) -> int | None:
     """Return a number of the DUE_STATE header."""
-    state = headers_of(record)[SCHEDULED_HEADERS.index(DUE_STATE)][1]
+    state = headers_of(record)[H.SCHEDULED.index(H.DUE_STATE)][1]
     text = state_part((state or b"").decode(), name)
     return int(text) if text else None
 
@@ -378,10 +372,10 @@ class FailureIndex:
     def _read(self, reader: RangeReader, start: int, end: int) -> "array[int]":
         if start >= end:
             return array("q")
-        hashes, at = array("q", bytes(8 * (end - start))), SCHEDULED_HEADERS.index(DUE_ID)
+        hashes, at = array("q", bytes(8 * (end - start))), H.SCHEDULED.index(H.DUE_ID)
         for record in reader.records([OffsetRange(*self._partition, start, end)]):
             for name, value in headers_of(record)[at : at + 1]:
-                if name == DUE_ID and value is not None:
+                if name == H.DUE_ID and value is not None:
                     hashes[(record.offset() or 0) - start] = hash(value)
         return hashes
 

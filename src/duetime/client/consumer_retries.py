@@ -20,21 +20,10 @@ from typing import Self
 from confluent_kafka import Message
 
 from duetime.client.producer import Producer
+from duetime.core import headers as H
 from duetime.core.clock import Clock, SystemClock, parse_duration
 from duetime.core.errors import ClientFailed, InvalidMessage, KafkaError, RecordRefused
-from duetime.core.messages import (
-    DUE_AT_MS,
-    DUE_ATTEMPTS,
-    DUE_ERROR,
-    DUE_ERROR_DETAIL,
-    DUE_FAILED_FIRST_MS,
-    DUE_FAILED_LAST_MS,
-    DUE_ID,
-    DUE_TOPIC,
-    UNIQUE_PATTERN,
-    MessageId,
-    headers_without,
-)
+from duetime.core.messages import UNIQUE_PATTERN, MessageId
 from duetime.core.records import RESERVED_HEADERS, Header, IntakeRecord, MessageSpec, message_record
 from duetime.core.settings import Settings, load_settings
 from duetime.core.topics import TopicNames
@@ -157,14 +146,14 @@ class Retries:
         message = failure.message
         identity = MessageId(due_ms=failure.at_ms, unique=failure.unique)
         words = {
-            DUE_TOPIC: message.topic(),
-            DUE_AT_MS: failure.at_ms,
-            DUE_ID: identity,
-            DUE_ERROR: HANDLER_FAILED,
-            DUE_ERROR_DETAIL: f"its handler raised {error}{detail}",
-            DUE_ATTEMPTS: failure.attempts,
-            DUE_FAILED_FIRST_MS: failure.first_ms,
-            DUE_FAILED_LAST_MS: failure.at_ms,
+            H.DUE_TOPIC: message.topic(),
+            H.DUE_AT_MS: failure.at_ms,
+            H.DUE_ID: identity,
+            H.DUE_ERROR: HANDLER_FAILED,
+            H.DUE_ERROR_DETAIL: f"its handler raised {error}{detail}",
+            H.DUE_ATTEMPTS: failure.attempts,
+            H.DUE_FAILED_FIRST_MS: failure.first_ms,
+            H.DUE_FAILED_LAST_MS: failure.at_ms,
         }
         topic = TopicNames(self._settings).dead_letter
         copy = dead_letter(topic, message, _sender_headers(message), words)
@@ -267,4 +256,4 @@ def _check_raw(message: Message) -> None:
 
 
 def _sender_headers(message: Message) -> list[Header]:
-    return headers_without(headers_of(message), (*RESERVED_HEADERS, RETRIED))
+    return H.without(headers_of(message), (*RESERVED_HEADERS, RETRIED))

@@ -14,25 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from confluent_kafka import Message
 
+from duetime.core import headers as H
 from duetime.core.clock import Clock
 from duetime.core.errors import InvalidMessage, KafkaError, Reason, UnknownMessage
-from duetime.core.messages import (
-    DEAD_LETTER_HEADERS,
-    DUE_AT_MS,
-    DUE_ATTEMPTS,
-    DUE_CLUSTER,
-    DUE_ERROR,
-    DUE_ERROR_DETAIL,
-    DUE_ERROR_SOURCE,
-    DUE_FAILED_FIRST_MS,
-    DUE_FAILED_LAST_MS,
-    DUE_ID,
-    DUE_PARTITION,
-    DUE_TOPIC,
-    MessageId,
-    headers_without,
-    split_headers,
-)
+from duetime.core.messages import MessageId
 from duetime.core.records import RESERVED_HEADERS, IntakeRecord, MessageSpec, message_record
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
@@ -45,7 +30,7 @@ BATCH_LETTERS = 500
 BATCH_BYTES = 16 * 1024 * 1024
 
 #: The headers that intake appends to a rejected record, in this order.
-REJECTED_HEADERS = (DUE_ERROR, DUE_ERROR_DETAIL, DUE_ERROR_SOURCE)
+REJECTED_HEADERS = (H.DUE_ERROR, H.DUE_ERROR_DETAIL, H.DUE_ERROR_SOURCE)
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +178,7 @@ class DeadLetters:
             value=letter.value,
             key=letter.key,
             # Other envelopes pass on headers that a sender of this one may not give.
-            headers=headers_without(letter.headers, RESERVED_HEADERS),
+            headers=H.without(letter.headers, RESERVED_HEADERS),
             partition=letter.partition,
             cluster=letter.cluster,
         )
@@ -253,16 +238,14 @@ def find_rejected(settings: Settings, offset: int) -> Rejected:
 
 def _rejected_records(settings: Settings, wanted: OffsetRange) -> Iterator[Rejected]:
     for record in _records(settings, wanted):
-        if (
-            split := split_headers(headers_of(record), REJECTED_HEADERS, errors="replace")
-        ) is not None:
+        if (split := H.split(headers_of(record), REJECTED_HEADERS, errors="replace")) is not None:
             headers, words = split
             yield Rejected(
                 offset=record.offset() or 0,
                 at_ms=record.timestamp()[1],
-                reason=words[DUE_ERROR],
-                detail=words[DUE_ERROR_DETAIL],
-                source=words[DUE_ERROR_SOURCE],
+                reason=words[H.DUE_ERROR],
+                detail=words[H.DUE_ERROR_DETAIL],
+                source=words[H.DUE_ERROR_SOURCE],
                 key=record.key(),
                 value=record.value(),
                 headers=tuple(headers),
@@ -285,21 +268,21 @@ def _records(settings: Settings, wanted: OffsetRange) -> Iterator[Message]:
 def _dead_letter(record: Message) -> DeadLetter | None:
     """Parse a dead letter; None if the record is none of ours."""
     try:
-        if (split := split_headers(headers_of(record), DEAD_LETTER_HEADERS)) is None:
+        if (split := H.split(headers_of(record), H.DEAD_LETTER)) is None:
             return None
         headers, words = split
         return DeadLetter(
             offset=record.offset() or 0,
-            topic=words[DUE_TOPIC],
-            partition=int(words[DUE_PARTITION]) if words[DUE_PARTITION] else None,
-            cluster=words[DUE_CLUSTER] or None,
-            due_ms=int(words[DUE_AT_MS] or 0),
-            id=str(MessageId.parse(words[DUE_ID])),
-            reason=words[DUE_ERROR],
-            detail=words[DUE_ERROR_DETAIL],
-            attempts=int(words[DUE_ATTEMPTS] or 0),
-            first_ms=int(words[DUE_FAILED_FIRST_MS] or 0),
-            last_ms=int(words[DUE_FAILED_LAST_MS] or 0),
+            topic=words[H.DUE_TOPIC],
+            partition=int(words[H.DUE_PARTITION]) if words[H.DUE_PARTITION] else None,
+            cluster=words[H.DUE_CLUSTER] or None,
+            due_ms=int(words[H.DUE_AT_MS] or 0),
+            id=str(MessageId.parse(words[H.DUE_ID])),
+            reason=words[H.DUE_ERROR],
+            detail=words[H.DUE_ERROR_DETAIL],
+            attempts=int(words[H.DUE_ATTEMPTS] or 0),
+            first_ms=int(words[H.DUE_FAILED_FIRST_MS] or 0),
+            last_ms=int(words[H.DUE_FAILED_LAST_MS] or 0),
             key=record.key(),
             value=record.value(),
             headers=tuple(headers),

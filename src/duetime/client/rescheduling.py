@@ -11,16 +11,10 @@ from datetime import datetime, timedelta
 import confluent_kafka
 
 from duetime.client.producer import PERMANENT_ERRORS, SINGLE_RECORD
+from duetime.core import headers as H
 from duetime.core.clock import Clock, SystemClock, format_duration
 from duetime.core.errors import KafkaError, RecordRefused, TooLate, UnknownMessage
-from duetime.core.messages import (
-    CONSUMED_HEADERS,
-    DUE_EXPIRES_MS,
-    REPLACING_MS,
-    MessageId,
-    PendingMessage,
-    headers_without,
-)
+from duetime.core.messages import REPLACING_MS, MessageId, PendingMessage
 from duetime.core.records import IntakeRecord, MessageSpec, due_time_ms, message_record
 from duetime.core.settings import Settings, load_settings
 from duetime.kafka.producer import producer_properties
@@ -99,9 +93,9 @@ def _replacement(
     found: PendingMessage, settings: Settings, *, due_ms: int, now_ms: int
 ) -> IntakeRecord:
     # Other envelopes pass on headers that intake would take for its instructions here.
-    headers = headers_without(found.headers, CONSUMED_HEADERS)
+    headers = H.without(found.headers, H.CONSUMED)
     if found.expires_ms is not None:
-        headers.append((DUE_EXPIRES_MS, str(found.expires_ms).encode()))
+        headers.append((H.DUE_EXPIRES_MS, str(found.expires_ms).encode()))
     spec = MessageSpec(
         topic=found.topic,
         value=found.value,

@@ -9,8 +9,9 @@ from contextlib import ExitStack, closing
 from typing import Self
 
 from duetime.client.producer import Producer
+from duetime.core import headers as H
 from duetime.core.errors import InvalidMessage, KafkaError, Reason, UnknownMessage
-from duetime.core.messages import PAUSE, RESUME, SCHEDULE_PATTERN, STOP
+from duetime.core.messages import SCHEDULE_PATTERN
 from duetime.core.records import schedule_command_record
 from duetime.core.schedules import Schedule, ScheduleEntry, ScheduleTable
 from duetime.core.settings import Settings, load_settings
@@ -52,7 +53,7 @@ def pause_schedule(name: str, settings: Settings | None = None) -> Schedule:
     A run that is due in less than 10 s is still delivered. Raises UnknownMessage, InvalidMessage
     (bad-id), and KafkaError if no pipeline confirms it within CONFIRM_TIMEOUT_S.
     """
-    return _change(name, PAUSE, settings or load_settings())
+    return _change(name, H.PAUSE, settings or load_settings())
 
 
 def resume_schedule(name: str, settings: Settings | None = None) -> Schedule:
@@ -60,7 +61,7 @@ def resume_schedule(name: str, settings: Settings | None = None) -> Schedule:
 
     A run that is due in less than 10 s is already skipped. Raises as `pause_schedule` does.
     """
-    return _change(name, RESUME, settings or load_settings())
+    return _change(name, H.RESUME, settings or load_settings())
 
 
 def stop_schedule(name: str, settings: Settings | None = None) -> None:
@@ -68,7 +69,7 @@ def stop_schedule(name: str, settings: Settings | None = None) -> None:
 
     A run that is due in less than 10 s is still delivered. Raises as `pause_schedule` does.
     """
-    _change(name, STOP, settings or load_settings())
+    _change(name, H.STOP, settings or load_settings())
 
 
 class ScheduleTableReader:
@@ -128,9 +129,9 @@ def _change(name: str, operation: str, settings: Settings) -> Schedule:
             nonlocal schedule
             found = reader.now().find(name)
             if found is None:
-                return operation == STOP
+                return operation == H.STOP
             schedule = found
-            return operation != STOP and found.is_paused == (operation == PAUSE)
+            return operation != H.STOP and found.is_paused == (operation == H.PAUSE)
 
         if wait_until(is_applied, CONFIRM_TIMEOUT_S, POLL_INTERVAL_S):
             return schedule

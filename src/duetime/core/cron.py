@@ -17,17 +17,10 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
+from duetime.core import headers as H
 from duetime.core.clock import instant_ms
 from duetime.core.errors import InvalidMessage, Reason
-from duetime.core.messages import (
-    DUE_CRON,
-    DUE_MISFIRE,
-    DUE_UNTIL,
-    DUE_ZONE,
-    LATEST_MS,
-    MAX_RECURRENCE_CHARACTERS,
-    RECURRENCE,
-)
+from duetime.core.messages import LATEST_MS
 
 #: Cron's aliases.
 ALIASES = {
@@ -72,7 +65,7 @@ class Cron:
     zone: str = "UTC"
 
     def __post_init__(self) -> None:
-        _check_lengths({DUE_CRON: self.expression, DUE_ZONE: self.zone})
+        _check_lengths({H.DUE_CRON: self.expression, H.DUE_ZONE: self.zone})
         fields = _fields(self.expression)
         if len(fields.split()) != 5:
             raise _bad_cron(self.expression)
@@ -143,32 +136,32 @@ class Recurrence:
 
         Raises InvalidMessage (bad-cron, bad-zone, bad-due-time for an end without a zone).
         """
-        texts = {DUE_CRON: cron, DUE_ZONE: zone, DUE_MISFIRE: misfire}
-        end = {} if until is None else {DUE_UNTIL: str(instant_ms(until))}
+        texts = {H.DUE_CRON: cron, H.DUE_ZONE: zone, H.DUE_MISFIRE: misfire}
+        end = {} if until is None else {H.DUE_UNTIL: str(instant_ms(until))}
         return cls.parse(texts | end)
 
     @classmethod
     def parse(cls, texts: Mapping[str, str | None]) -> "Recurrence":
         """Parse the headers RECURRENCE, by name. Raises InvalidMessage (bad-cron, bad-zone)."""
         _check_lengths(texts)
-        cron = Cron(texts.get(DUE_CRON) or "", texts.get(DUE_ZONE) or "UTC")
-        until, misfire = texts.get(DUE_UNTIL), texts.get(DUE_MISFIRE) or Misfire.ONCE
+        cron = Cron(texts.get(H.DUE_CRON) or "", texts.get(H.DUE_ZONE) or "UTC")
+        until, misfire = texts.get(H.DUE_UNTIL), texts.get(H.DUE_MISFIRE) or Misfire.ONCE
         if until is not None and not (until.isascii() and until.isdigit() and len(until) <= 18):
             raise InvalidMessage(
-                Reason.BAD_CRON, f"{DUE_UNTIL} is no whole number: write it in epoch ms"
+                Reason.BAD_CRON, f"{H.DUE_UNTIL} is no whole number: write it in epoch ms"
             )
         if misfire not in tuple(Misfire):
             raise InvalidMessage(
-                Reason.BAD_CRON, f"{DUE_MISFIRE} is {misfire!r}: write skip, once or all"
+                Reason.BAD_CRON, f"{H.DUE_MISFIRE} is {misfire!r}: write skip, once or all"
             )
         until_ms = LATEST_MS if until is None else min(int(until), LATEST_MS)
         return cls(cron=cron, until_ms=until_ms, misfire=Misfire(misfire))
 
     def texts(self) -> dict[str, str]:
         """Return the headers that `parse` reads."""
-        until = {} if self.until_ms == LATEST_MS else {DUE_UNTIL: str(self.until_ms)}
-        cron = {DUE_CRON: self.cron.expression, DUE_ZONE: self.cron.zone}
-        return cron | {DUE_MISFIRE: self.misfire} | until
+        until = {} if self.until_ms == LATEST_MS else {H.DUE_UNTIL: str(self.until_ms)}
+        cron = {H.DUE_CRON: self.cron.expression, H.DUE_ZONE: self.cron.zone}
+        return cron | {H.DUE_MISFIRE: self.misfire} | until
 
     def first(self, from_ms: int) -> int | None:
         """Return the first run at an instant or later, epoch ms; None without one."""
@@ -202,11 +195,11 @@ class Recurrence:
 
 def _check_lengths(texts: Mapping[str, str | None]) -> None:
     # Longer ones would be stored, and shown, at that length.
-    for name in RECURRENCE:
-        if len(texts.get(name) or "") > MAX_RECURRENCE_CHARACTERS:
+    for name in H.RECURRENCE:
+        if len(texts.get(name) or "") > H.MAX_RECURRENCE_CHARACTERS:
             raise InvalidMessage(
                 Reason.BAD_CRON,
-                f"{name} is too long: write {MAX_RECURRENCE_CHARACTERS} characters at most",
+                f"{name} is too long: write {H.MAX_RECURRENCE_CHARACTERS} characters at most",
             )
 
 

@@ -11,26 +11,11 @@ from datetime import datetime, timedelta
 from secrets import token_hex
 from typing import Any
 
-from duetime.core import messages
+from duetime.core import headers as H
 from duetime.core.clock import duration_ms, format_duration, instant_ms
 from duetime.core.cron import Recurrence
 from duetime.core.errors import InvalidMessage, Reason
 from duetime.core.messages import (
-    CANCEL,
-    CONSUMED_HEADERS,
-    DELIVER_AFTER_MS,
-    DELIVER_GROUP,
-    DELIVER_ID,
-    DELIVER_RETRY,
-    DUE_AT_MS,
-    DUE_CLUSTER,
-    DUE_EXPIRES_MS,
-    DUE_ID,
-    DUE_OP,
-    DUE_PARTITION,
-    DUE_REPLACES,
-    DUE_TOPIC,
-    HEADER_FRAME_BYTES,
     SCHEDULE_MARK,
     SCHEDULE_PATTERN,
     MessageId,
@@ -47,7 +32,7 @@ from duetime.core.topics import (
     reserved_topics,
 )
 
-Header = messages.Header
+Header = H.Header
 
 #: A key, a value or a header's value as a sender gives it; text is sent as UTF-8.
 Payload = str | bytes | None
@@ -58,10 +43,10 @@ Headers = Mapping[str, Payload] | Iterable[tuple[str, Payload]]
 ANY_PARTITION = -1
 
 #: The headers that are made from arguments: the address, except for the expiry.
-RESERVED_HEADERS = tuple(name for name in CONSUMED_HEADERS if name != DUE_EXPIRES_MS)
+RESERVED_HEADERS = tuple(name for name in H.CONSUMED if name != H.DUE_EXPIRES_MS)
 
 #: The headers of a delayed topic's records that are made from arguments, or by readers.
-DELAYED_HEADERS = (DELIVER_AFTER_MS, DELIVER_ID, DELIVER_GROUP, DELIVER_RETRY)
+DELAYED_HEADERS = (H.DELIVER_AFTER_MS, H.DELIVER_ID, H.DELIVER_GROUP, H.DELIVER_RETRY)
 
 #: Random bytes in the unique part of an id.
 UNIQUE_BYTES = 16
@@ -133,11 +118,11 @@ def intake_record(  # noqa: PLR0913 (a sender's arguments)
         raise InvalidMessage(
             Reason.BAD_ID, "the id of a schedule has at most 160 characters: it is part of others"
         )
-    if any(name == DUE_EXPIRES_MS for name, _ in record.headers):
-        detail = f"a schedule has no {DUE_EXPIRES_MS}: until ends it"
+    if any(name == H.DUE_EXPIRES_MS for name, _ in record.headers):
+        detail = f"a schedule has no {H.DUE_EXPIRES_MS}: until ends it"
         raise InvalidMessage(Reason.BAD_EXPIRY, detail)
     when = tuple((name, text.encode()) for name, text in recurrence.texts().items())
-    rest = (each for each in record.headers if start_ms is not None or each[0] != DUE_AT_MS)
+    rest = (each for each in record.headers if start_ms is not None or each[0] != H.DUE_AT_MS)
     first = MessageId(due_ms=first_ms, unique=unique)
     return replace(record, id=first, headers=(*when, *rest), schedule=unique)
 
@@ -164,7 +149,7 @@ def message_record(  # noqa: PLR0913 (the parts of a record)
     check_size(key, value, headers, settings.largest_bytes)
     address = _address(wanted, settings, identity)
     if replaces is not None:
-        address.append((DUE_REPLACES, str(replaces).encode()))
+        address.append((H.DUE_REPLACES, str(replaces).encode()))
     return IntakeRecord(
         id=identity,
         topic=native_topic(settings.namespace),
@@ -193,7 +178,7 @@ def delayed_record(
     key, value = encoded(wanted.key, "the key"), encoded(wanted.value, "the value")
     headers = encoded_headers(wanted.headers, DELAYED_HEADERS)
     check_size(key, value, headers, settings.largest_bytes)
-    address = (DELIVER_AFTER_MS, b"%d" % deliver_after_ms), (DELIVER_ID, str(identity).encode())
+    address = (H.DELIVER_AFTER_MS, b"%d" % deliver_after_ms), (H.DELIVER_ID, str(identity).encode())
     return IntakeRecord(
         id=identity,
         topic=topic,
@@ -216,14 +201,14 @@ def cancel_record(
             Reason.BAD_ID,
             f"{identity} is a schedule that waits for its next run: pause or stop it by its name",
         )
-    at = () if retry_ms is None else ((DUE_AT_MS, str(retry_ms).encode()),)
-    return _control_record(identity, str(identity), ((DUE_OP, CANCEL.encode()), *at), settings)
+    at = () if retry_ms is None else ((H.DUE_AT_MS, str(retry_ms).encode()),)
+    return _control_record(identity, str(identity), ((H.DUE_OP, H.CANCEL.encode()), *at), settings)
 
 
 def schedule_command_record(name: str, operation: str, settings: Settings) -> IntakeRecord:
     """Return the control record that pauses, resumes or stops the schedule with this name."""
     identity = MessageId(due_ms=0, unique=name)
-    return _control_record(identity, name, ((DUE_OP, operation.encode()),), settings)
+    return _control_record(identity, name, ((H.DUE_OP, operation.encode()),), settings)
 
 
 def _control_record(
@@ -315,7 +300,7 @@ def check_size(
 ) -> None:
     """Raise InvalidMessage (too-large) if key, value and headers have more bytes together."""
     in_headers = sum(
-        len(name.encode()) + len(text or b"") + HEADER_FRAME_BYTES for name, text in headers
+        len(name.encode()) + len(text or b"") + H.FRAME_BYTES for name, text in headers
     )
     size = len(key or b"") + len(value or b"") + in_headers
     if size > max_bytes:
@@ -337,16 +322,16 @@ def _address(
     topic = _text(wanted.topic, "the topic", Reason.BAD_TOPIC, "its name")
     headers = [
         (
-            DUE_TOPIC,
+            H.DUE_TOPIC,
             check_destination(topic, settings.namespace, reserved_topics(settings)).encode(),
         ),
-        (DUE_AT_MS, b"%d" % identity.due_ms),
-        (DUE_ID, identity.unique.encode()),
+        (H.DUE_AT_MS, b"%d" % identity.due_ms),
+        (H.DUE_ID, identity.unique.encode()),
     ]
     if wanted.partition is not None:
-        headers.append((DUE_PARTITION, b"%d" % _checked_partition(wanted.partition)))
+        headers.append((H.DUE_PARTITION, b"%d" % _checked_partition(wanted.partition)))
     if wanted.cluster is not None:
-        headers.append((DUE_CLUSTER, check_cluster(wanted.cluster).encode()))
+        headers.append((H.DUE_CLUSTER, check_cluster(wanted.cluster).encode()))
     intake = native_topic(settings.namespace)
     allowed = settings.allow.get(intake)
     if allowed and not allowed.allows(topic, wanted.cluster):
@@ -411,10 +396,10 @@ def _checked_partition(partition: object) -> int:
 
 def _check_expiry(headers: Iterable[Header]) -> None:
     # The last of a name counts, and null is never.
-    value = dict(headers).get(DUE_EXPIRES_MS)
+    value = dict(headers).get(H.DUE_EXPIRES_MS)
     if value is not None and not re.fullmatch(rb"[0-9]{1,18}", value):
         raise InvalidMessage(
-            Reason.BAD_EXPIRY, f"header {DUE_EXPIRES_MS} is no whole number: write it in epoch ms"
+            Reason.BAD_EXPIRY, f"header {H.DUE_EXPIRES_MS} is no whole number: write it in epoch ms"
         )
 
 

@@ -19,17 +19,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from duetime.core import headers as H
 from duetime.core.cron import LEAD_MS, MAX_RUNS, Recurrence
 from duetime.core.errors import InvalidMessage, Reason
-from duetime.core.messages import (
-    DEFINE,
-    LATEST_MS,
-    NEXT,
-    PAUSE,
-    RECURRENCE,
-    SCHEDULE_OPERATIONS,
-    STOP,
-)
+from duetime.core.messages import LATEST_MS
 
 #: The kinds of outcomes, besides NEXT.
 RUN, REFUSED = "run", "refused"
@@ -73,7 +66,7 @@ class Schedule:
     def recurrence(self) -> Recurrence:
         """When its runs are due. Raises InvalidMessage (bad-cron, bad-zone)."""
         texts = (self.cron, self.zone, self.until, self.misfire)
-        return Recurrence.parse(dict(zip(RECURRENCE, texts, strict=True)))
+        return Recurrence.parse(dict(zip(H.RECURRENCE, texts, strict=True)))
 
     @property
     def until_ms(self) -> int | None:
@@ -219,19 +212,19 @@ class ScheduleReducer:
 
     def apply(self, command: ScheduleCommand, current: Schedule | None) -> Schedule | None:
         """Return the schedule after this command, and add what follows from it to the outcomes."""
-        if command.operation == DEFINE:
+        if command.operation == H.DEFINE:
             return self._define(command, current)
-        if command.operation not in (NEXT, *SCHEDULE_OPERATIONS):
+        if command.operation not in (H.NEXT, *H.SCHEDULE_OPERATIONS):
             detail = "not a record of a schedule (unexpected headers)"
             return self._refuse(command, current, Reason.MALFORMED, detail)
         if current is None or current.ended_ms is not None:
             return current
-        if command.operation == NEXT:
+        if command.operation == H.NEXT:
             return self._continue(command, current)
         changes: dict[str, Any] = {}
-        if command.operation == STOP:
+        if command.operation == H.STOP:
             changes = {"ended_ms": command.at_ms}
-        elif command.operation == PAUSE:
+        elif command.operation == H.PAUSE:
             changes = {"is_paused": True}
         elif current.is_paused:
             resumed = {"resumed_ms": command.at_ms, "resumed_at": command.offset}
@@ -266,7 +259,7 @@ class ScheduleReducer:
         except InvalidMessage as error:
             # This machine's time zones differ from those of the machine where it was defined.
             again = (command.next_ms, command.at_ms + REEVALUATION_MS, error.reason, error.detail)
-            self.outcomes.append(ScheduleAction(command.offset, NEXT, *again))
+            self.outcomes.append(ScheduleAction(command.offset, H.NEXT, *again))
         return current
 
     def _send(self, command: ScheduleCommand, schedule: Schedule, from_ms: int) -> Schedule:
@@ -283,7 +276,7 @@ class ScheduleReducer:
         if runs.due_ms:
             from_ms = runs.due_ms[-1] + 1
         due_ms = min(max(0, runs.next_ms - LEAD_MS), at_ms + WAKE_MS)
-        self.outcomes.append(ScheduleAction(offset, NEXT, from_ms, due_ms))
+        self.outcomes.append(ScheduleAction(offset, H.NEXT, from_ms, due_ms))
         return schedule
 
     def _refuse(

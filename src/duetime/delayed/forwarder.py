@@ -21,29 +21,11 @@ from typing import Self
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import Message, TopicPartition
 
+from duetime.core import headers as H
 from duetime.core.clock import SystemClock
 from duetime.core.errors import KafkaError, LeaderPaused, Reason, error_text
 from duetime.core.leadership import check_lease
-from duetime.core.messages import (
-    ADDRESS,
-    DELIVER_AFTER_MS,
-    DUE_AT_MS,
-    DUE_ATTEMPTS,
-    DUE_ERROR,
-    DUE_ERROR_DETAIL,
-    DUE_ERROR_SOURCE,
-    DUE_FAILED_FIRST_MS,
-    DUE_FAILED_LAST_MS,
-    DUE_ID,
-    DUE_PARTITION,
-    DUE_STATE,
-    DUE_TOPIC,
-    LATEST_MS,
-    SCHEDULED_HEADERS,
-    MessageId,
-    headers_without,
-    text_headers,
-)
+from duetime.core.messages import LATEST_MS, MessageId
 from duetime.core.records import Header
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
@@ -305,7 +287,7 @@ class ForwardingProducer:
         source = re.escape(self._source)
         ours = re.compile(rf"([0-9a-f]{{12}})-@{source}\.{partition[1]}\.([0-9]{{1,18}})")
         records = chain.from_iterable(self._reader.batches(partition, start, end))
-        names = (dict(headers_of(record)).get(DUE_ID) or b"" for record in records)
+        names = (dict(headers_of(record)).get(H.DUE_ID) or b"" for record in records)
         found = (ours.fullmatch(name.decode(errors="replace")) for name in names)
         return {int(each[2]): int(each[1], 16) for each in found if each}
 
@@ -344,7 +326,7 @@ class ForwardedCopies:
             key=record.key(),
             value=record.value(),
             headers=[
-                *text_headers({DUE_AT_MS: _due_ms(message), DUE_ID: self._id(message)}),
+                *H.from_texts({H.DUE_AT_MS: _due_ms(message), H.DUE_ID: self._id(message)}),
                 *_senders_headers(record),
             ],
         )
@@ -353,7 +335,7 @@ class ForwardedCopies:
         """Return a record for the rejected ones if the due time is invalid or too far away."""
         record = message.due.record
         headers, time_ms = headers_of(record), deliver_after_ms(record, None)
-        text = dict(headers).get(DELIVER_AFTER_MS)
+        text = dict(headers).get(H.DELIVER_AFTER_MS)
         if text is not None and not is_number(text):
             reason = Reason.BAD_DUE_TIME
             detail = "deliver-after-ms is no whole number of milliseconds"
@@ -361,8 +343,8 @@ class ForwardedCopies:
             reason, detail = Reason.BEYOND_LIMIT, f"its delay exceeds {self._max_delay_ms} ms"
         else:
             return None
-        error = text_headers(
-            {DUE_ERROR: reason, DUE_ERROR_DETAIL: detail, DUE_ERROR_SOURCE: place(record)}
+        error = H.from_texts(
+            {H.DUE_ERROR: reason, H.DUE_ERROR_DETAIL: detail, H.DUE_ERROR_SOURCE: place(record)}
         )
         return OutboundRecord(
             topic=self._names.rejected,
@@ -378,24 +360,24 @@ class ForwardedCopies:
         """Return a record for the retry topic; its dead letter is sent if it is too large."""
         record, headers = message.due.record, _senders_headers(message.due.record)
         address = {
-            DUE_TOPIC: self._destination,
-            DUE_PARTITION: message.partition(),
-            DUE_STATE: record.timestamp()[1],
-            DUE_AT_MS: _due_ms(message),
-            DUE_ID: self._id(message),
+            H.DUE_TOPIC: self._destination,
+            H.DUE_PARTITION: message.partition(),
+            H.DUE_STATE: record.timestamp()[1],
+            H.DUE_AT_MS: _due_ms(message),
+            H.DUE_ID: self._id(message),
         }
         detail = f"the visible topic refused it: {error}"
-        failure = {DUE_ERROR: reason, DUE_ERROR_DETAIL: detail}
-        attempts = {DUE_ATTEMPTS: 1, DUE_FAILED_FIRST_MS: now_ms, DUE_FAILED_LAST_MS: now_ms}
+        failure = {H.DUE_ERROR: reason, H.DUE_ERROR_DETAIL: detail}
+        attempts = {H.DUE_ATTEMPTS: 1, H.DUE_FAILED_FIRST_MS: now_ms, H.DUE_FAILED_LAST_MS: now_ms}
         fields: dict[str, object] = {**address, **failure, **attempts}
         return OutboundRecord(
             topic=self._names.retry,
             key=record.key(),
             value=record.value(),
             headers=[
-                *text_headers({name: fields[name] for name in SCHEDULED_HEADERS}),
+                *H.from_texts({name: fields[name] for name in H.SCHEDULED}),
                 *headers,
-                *text_headers(failure),
+                *H.from_texts(failure),
             ],
             less=dead_letter(self._names.dead_letter, record, headers, fields),
         )
@@ -407,7 +389,7 @@ class ForwardedCopies:
 
 def _senders_headers(record: Message) -> list[Header]:
     """Address headers of an earlier delivery would be taken for those of this one."""
-    return headers_without(headers_of(record), ADDRESS)
+    return H.without(headers_of(record), H.ADDRESS)
 
 
 def _due_ms(message: DelayedMessage) -> int:

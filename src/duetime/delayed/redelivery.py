@@ -12,32 +12,16 @@ from typing import NamedTuple, Self
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import Message
 
+from duetime.core import headers as H
 from duetime.core.errors import KafkaError, Reason
-from duetime.core.messages import (
-    ADDRESS,
-    DELIVER_AFTER_MS,
-    DELIVER_GROUP,
-    DELIVER_RETRY,
-    DUE_AT_MS,
-    DUE_ATTEMPTS,
-    DUE_ERROR,
-    DUE_ERROR_DETAIL,
-    DUE_FAILED_FIRST_MS,
-    DUE_FAILED_LAST_MS,
-    DUE_ID,
-    DUE_PARTITION,
-    DUE_TOPIC,
-    MessageId,
-    headers_without,
-    text_headers,
-)
+from duetime.core.messages import MessageId
 from duetime.delayed.options import ConsumerOptions
 from duetime.delayed.segments import is_number
 from duetime.kafka.producer import TOO_LARGE, CopyProducer, OutboundRecord, dead_letter
 from duetime.kafka.range_reader import headers_of
 
 #: The headers that make a record a retry.
-RETRY_HEADERS = (DELIVER_AFTER_MS, DELIVER_GROUP, DELIVER_RETRY)
+RETRY_HEADERS = (H.DELIVER_AFTER_MS, H.DELIVER_GROUP, H.DELIVER_RETRY)
 
 #: How long a retry may take to arrive, in seconds.
 TIMEOUT_S = 30.0
@@ -57,7 +41,7 @@ class DeliveryAttempts(NamedTuple):
     @classmethod
     def of(cls, record: Message) -> Self:
         """Read them from the headers; a malformed header counts as none."""
-        parts = (dict(headers_of(record)).get(DELIVER_RETRY) or b"").split(b":")
+        parts = (dict(headers_of(record)).get(H.DELIVER_RETRY) or b"").split(b":")
         is_valid = len(parts) == 3 and all(map(is_number, parts))
         return cls(*map(int, parts)) if is_valid else cls()
 
@@ -106,9 +90,13 @@ class RetryProducer:
             key=record.key(),
             value=record.value(),
             headers=[
-                *headers_without(headers_of(record), RETRY_HEADERS),
-                *text_headers(
-                    {DELIVER_AFTER_MS: at_ms, DELIVER_GROUP: options.group, DELIVER_RETRY: made}
+                *H.without(headers_of(record), RETRY_HEADERS),
+                *H.from_texts(
+                    {
+                        H.DELIVER_AFTER_MS: at_ms,
+                        H.DELIVER_GROUP: options.group,
+                        H.DELIVER_RETRY: made,
+                    }
                 ),
             ],
         )
@@ -150,16 +138,16 @@ class RetryProducer:
         place = f"@{record.topic()}.{record.partition()}.{made.first_offset}"
         detail = f"group {self._options.group} gave it up after {made.attempts} attempts"
         fields = {
-            DUE_TOPIC: record.topic(),
-            DUE_PARTITION: record.partition(),
-            DUE_AT_MS: due_ms,
-            DUE_ID: MessageId(due_ms=due_ms, unique=place),
-            DUE_ERROR: Reason.RETRIES_EXHAUSTED,
-            DUE_ERROR_DETAIL: detail,
-            DUE_ATTEMPTS: made.attempts,
-            DUE_FAILED_FIRST_MS: due_ms,
-            DUE_FAILED_LAST_MS: now_ms,
+            H.DUE_TOPIC: record.topic(),
+            H.DUE_PARTITION: record.partition(),
+            H.DUE_AT_MS: due_ms,
+            H.DUE_ID: MessageId(due_ms=due_ms, unique=place),
+            H.DUE_ERROR: Reason.RETRIES_EXHAUSTED,
+            H.DUE_ERROR_DETAIL: detail,
+            H.DUE_ATTEMPTS: made.attempts,
+            H.DUE_FAILED_FIRST_MS: due_ms,
+            H.DUE_FAILED_LAST_MS: now_ms,
         }
         # Address headers of an earlier delivery would be taken for those of the next one.
-        headers = headers_without(headers_of(record), (*RETRY_HEADERS, *ADDRESS))
+        headers = H.without(headers_of(record), (*RETRY_HEADERS, *H.ADDRESS))
         return dead_letter(self._options.dead_letter_topic, record, headers, fields)

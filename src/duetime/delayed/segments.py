@@ -30,7 +30,7 @@ from confluent_kafka import Message
 from numpy.typing import NDArray
 from pyarrow import fs
 
-from duetime.core.messages import DELIVER_AFTER_MS, DELIVER_GROUP
+from duetime.core import headers as H
 from duetime.kafka.range_reader import headers_of
 
 log = logging.getLogger(__name__)
@@ -110,9 +110,9 @@ def deliver_after_ms(record: Message, group: str | None) -> int | None:
     """
     found = AT_ONCE
     for name, value in headers_of(record):
-        if name == DELIVER_AFTER_MS:
+        if name == H.DELIVER_AFTER_MS:
             found = int(value) if value is not None and is_number(value) else AT_ONCE
-        elif name == DELIVER_GROUP and value != (group or "").encode():
+        elif name == H.DELIVER_GROUP and value != (group or "").encode():
             return None
     return found
 

@@ -10,15 +10,8 @@ from typing import Any
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Message, Producer
 
+from duetime.core import headers as H
 from duetime.core.errors import KafkaError, Reason
-from duetime.core.messages import (
-    CALLBACK_BYTES,
-    DUE_CALLBACK,
-    DUE_ERROR,
-    DUE_ERROR_DETAIL,
-    Header,
-    dead_letter_headers,
-)
 from duetime.core.records import ANY_PARTITION, IntakeRecord
 from duetime.core.settings import Settings
 from duetime.core.topics import OVERHEAD_BYTES
@@ -91,7 +84,7 @@ def enqueue(  # noqa: PLR0913 (the parts of a record)
     *,
     value: bytes | None,
     key: bytes | None,
-    headers: Sequence[Header],
+    headers: Sequence[H.Header],
     partition: int,
     on_delivery: OnDelivery,
 ) -> None:
@@ -183,7 +176,7 @@ class OutboundRecord:
     partition: int = ANY_PARTITION
     key: bytes | None = field(default=None, repr=False)
     value: bytes | None = field(default=None, repr=False)
-    headers: Sequence[Header] = field(repr=False)
+    headers: Sequence[H.Header] = field(repr=False)
     less: "OutboundRecord | None" = None
 
 
@@ -261,16 +254,16 @@ class CopyProducer:
 
 
 def dead_letter(
-    topic: str, record: Message, own: Sequence[Header], texts: Mapping[str, object]
+    topic: str, record: Message, own: Sequence[H.Header], texts: Mapping[str, object]
 ) -> OutboundRecord:
-    """Return a dead letter with the sender's headers, and those of `dead_letter_headers`.
+    """Return a dead letter with the sender's headers, and those of `H.dead_letter`.
 
     One that is not whole says so, and where its record is: it cannot be redriven.
     """
     left = f"it is too large for a dead letter: its record is {place(record)}"
-    detail = f"{texts[DUE_ERROR_DETAIL]}; {left}"
-    lost = {**texts, DUE_ERROR: Reason.RECORD_DELETED, DUE_ERROR_DETAIL: detail}
-    lost_headers = dead_letter_headers(lost)
+    detail = f"{texts[H.DUE_ERROR_DETAIL]}; {left}"
+    lost = {**texts, H.DUE_ERROR: Reason.RECORD_DELETED, H.DUE_ERROR_DETAIL: detail}
+    lost_headers = H.dead_letter(lost)
     without_value = OutboundRecord(
         topic=topic,
         key=record.key(),
@@ -281,17 +274,17 @@ def dead_letter(
         topic=topic,
         key=record.key(),
         value=record.value(),
-        headers=[*own, *dead_letter_headers(texts)],
+        headers=[*own, *H.dead_letter(texts)],
         less=without_value,
     )
 
 
-def error_only(topic: str, own: Sequence[Header], error: Sequence[Header]) -> OutboundRecord:
+def error_only(topic: str, own: Sequence[H.Header], error: Sequence[H.Header]) -> OutboundRecord:
     """Return a record with the error's headers, and of the sender's only the webhook."""
     webhooks = [
         (name, url)
         for name, url in own
-        if name == DUE_CALLBACK and len(url or b"") < CALLBACK_BYTES
+        if name == H.DUE_CALLBACK and len(url or b"") < H.CALLBACK_BYTES
     ]
     return OutboundRecord(topic=topic, headers=[*webhooks[-1:], *error])
 

@@ -10,23 +10,15 @@ from typing import Any, Self, cast
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
 
-from duetime.core import messages
+from duetime.core import headers as H
 from duetime.core.errors import InvalidMessage, KafkaError
-from duetime.core.messages import (
-    DUE_ID,
-    SCHEDULED_HEADERS,
-    STATE,
-    MessageId,
-    PendingMessage,
-    Retry,
-    SortKey,
-)
+from duetime.core.messages import MessageId, PendingMessage, Retry, SortKey
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import AnswerT, OffsetRange, Offsets, Partition, answer
 
-Header = messages.Header
+Header = H.Header
 
 #: Properties of a consumer that reads exact ranges of offsets, and commits nothing.
 READS_RANGES = {
@@ -96,7 +88,7 @@ class PendingHeaders:
             expires_ms=self.expires_ms,
             key=key,
             value=value,
-            headers=headers[len(SCHEDULED_HEADERS) :],
+            headers=headers[len(H.SCHEDULED) :],
             cancelled=cancelled,
             retry=self.retry,
         )
@@ -138,7 +130,7 @@ def entry(record: Message) -> Entry | None:
 
 
 def address(headers: Sequence[Header]) -> PendingHeaders | None:
-    """Parse headers that begin with SCHEDULED_HEADERS; None where they do not."""
+    """Parse headers that begin with H.SCHEDULED; None where they do not."""
     parts = _parse(headers)
     return PendingHeaders(*parts) if parts else None
 
@@ -148,8 +140,8 @@ _Parts = tuple[MessageId, str | None, int | None, str | None, int | None, int, R
 
 def _parse(headers: Sequence[Header]) -> _Parts | None:
     """Return the fields of PendingHeaders."""
-    first = headers[: len(SCHEDULED_HEADERS)]
-    if tuple(name for name, _ in first) != SCHEDULED_HEADERS:
+    first = headers[: len(H.SCHEDULED)]
+    if tuple(name for name, _ in first) != H.SCHEDULED:
         return None
     try:
         texts = (None if value is None else value.decode() for _, value in first)
@@ -173,7 +165,7 @@ def _parse(headers: Sequence[Header]) -> _Parts | None:
 def state_part(state: str | None, name: str) -> str | None:
     """Return a part of a DUE_STATE header by its name in STATE; None where it is missing."""
     parts = (state or "").split(":")
-    position = STATE.index(name)
+    position = H.STATE.index(name)
     return (parts[position] or None) if len(parts) > position else None
 
 
@@ -293,9 +285,9 @@ class RangeReader(LogReader):
 
     def entries_of(self, id: MessageId, ranges: Sequence[OffsetRange]) -> Iterator[Entry]:  # noqa: A002 (its public name)
         """Yield the pending records with this id. Three times as fast: others are not parsed."""
-        own = (DUE_ID, str(id).encode())
+        own = (H.DUE_ID, str(id).encode())
         for record in self.records(ranges):
-            if own in headers_of(record)[: len(SCHEDULED_HEADERS)] and (found := entry(record)):
+            if own in headers_of(record)[: len(H.SCHEDULED)] and (found := entry(record)):
                 yield found
 
     def records(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:

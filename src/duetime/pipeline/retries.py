@@ -11,8 +11,8 @@ from dataclasses import replace
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from duetime.core import headers as H
 from duetime.core.errors import Reason
-from duetime.core.messages import DUE_AT_MS, DUE_STATE, SCHEDULED_HEADERS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.pipeline import RETRIES
@@ -188,10 +188,10 @@ def _with_attempt(message: MessageColumns, retry_ms: Column) -> MessageColumns:
         failed=F.col("first_ms"),
         cluster=message.cluster,
     )
-    at = SCHEDULED_HEADERS.index(DUE_STATE)
+    at = H.SCHEDULED.index(H.DUE_STATE)
     headers = without_error(message).headers
     before, after = F.slice(headers, 1, at), F.slice(headers, at + 2, F.size(headers))
-    return replace(message, headers=F.concat(before, F.array(header(DUE_STATE, state)), after))
+    return replace(message, headers=F.concat(before, F.array(header(H.DUE_STATE, state)), after))
 
 
 def _dead_letter_headers(message: MessageColumns) -> Column:
@@ -202,4 +202,4 @@ def _dead_letter_headers(message: MessageColumns) -> Column:
         first_ms=F.col("first_ms"),
         last_ms=F.col("last_ms"),
     )
-    return dead_letter_headers(message, scheduled_text(message.headers, DUE_AT_MS), failure)
+    return dead_letter_headers(message, scheduled_text(message.headers, H.DUE_AT_MS), failure)

@@ -17,26 +17,9 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from duetime.client.schedules import read_schedule_table
+from duetime.core import headers as H
 from duetime.core.errors import escaped
-from duetime.core.messages import (
-    DEFINE,
-    DUE_AT_MS,
-    DUE_CLUSTER,
-    DUE_ID,
-    DUE_OP,
-    DUE_PARTITION,
-    DUE_SCHEDULE,
-    DUE_TOPIC,
-    NEXT,
-    RECURRENCE,
-    SCHEDULE_CLUSTER,
-    SCHEDULE_HEADERS,
-    SCHEDULE_MARK,
-    SCHEDULE_NEXT,
-    SCHEDULE_PARTITION,
-    SCHEDULE_SINCE,
-    SCHEDULE_TOPIC,
-)
+from duetime.core.messages import SCHEDULE_MARK
 from duetime.core.schedules import (
     REFUSED,
     Schedule,
@@ -72,7 +55,7 @@ log = logging.getLogger(__name__)
 BATCH_SIZE = 10_000
 
 #: The first headers of each record of the topic, in this order.
-HEADERS = (DUE_AT_MS, DUE_ID, *SCHEDULE_HEADERS)
+HEADERS = (H.DUE_AT_MS, H.DUE_ID, *H.SCHEDULE)
 
 OUTCOME = "offset bigint, kind string, run_ms bigint, due_ms bigint, reason string, detail string"
 
@@ -132,16 +115,16 @@ class ScheduleHandler:
 
     def _identified(self, found: DataFrame) -> DataFrame:
         """Add id, to (the topic), cluster and is_cancel to each message to send."""
-        is_next, is_refused = F.col("kind") == NEXT, F.col("kind") == REFUSED
+        is_next, is_refused = F.col("kind") == H.NEXT, F.col("kind") == REFUSED
         unique = F.when(is_next, F.concat(F.lit(SCHEDULE_MARK), _since())).otherwise(_name())
-        to = F.when(is_next, self._names.schedule_commands).otherwise(_text(SCHEDULE_TOPIC))
+        to = F.when(is_next, self._names.schedule_commands).otherwise(_text(H.SCHEDULE_TOPIC))
         identity = F.when(~is_refused, message_id(F.col("due_ms"), unique)).otherwise(source())
         return found.select(
             "*",
             identity.alias("id"),
             F.lit(False).alias("is_cancel"),
             F.when(~is_refused, to).alias("to"),
-            F.when(~is_next, _text(SCHEDULE_CLUSTER)).alias("cluster"),
+            F.when(~is_next, _text(H.SCHEDULE_CLUSTER)).alias("cluster"),
         )
 
     def _routed(self, rows: DataFrame) -> DataFrame:
@@ -165,15 +148,15 @@ def _command_columns() -> list[Column]:
     return [
         F.col("offset"),
         F.unix_millis("timestamp").alias("at_ms"),
-        _text(DUE_OP).alias("operation"),
+        _text(H.DUE_OP).alias("operation"),
         _name().alias("name"),
         _since().alias("since"),
-        _text(DUE_AT_MS).cast("bigint").alias("due_ms"),
-        _text(SCHEDULE_NEXT).cast("bigint").alias("next_ms"),
-        _text(SCHEDULE_TOPIC).alias("topic"),
-        _text(SCHEDULE_PARTITION).alias("partition"),
-        _text(SCHEDULE_CLUSTER).alias("cluster"),
-        *(_text(name).alias(name.removeprefix("due-")) for name in RECURRENCE),
+        _text(H.DUE_AT_MS).cast("bigint").alias("due_ms"),
+        _text(H.SCHEDULE_NEXT).cast("bigint").alias("next_ms"),
+        _text(H.SCHEDULE_TOPIC).alias("topic"),
+        _text(H.SCHEDULE_PARTITION).alias("partition"),
+        _text(H.SCHEDULE_CLUSTER).alias("cluster"),
+        *(_text(name).alias(name.removeprefix("due-")) for name in H.RECURRENCE),
     ]
 
 
@@ -203,7 +186,7 @@ def _command(row: Row) -> ScheduleCommand:
 def _log_unevaluated(
     commands: Sequence[ScheduleCommand], outcomes: Sequence[ScheduleAction]
 ) -> None:
-    failed = {each.offset: each.reason for each in outcomes if each.kind == NEXT and each.reason}
+    failed = {each.offset: each.reason for each in outcomes if each.kind == H.NEXT and each.reason}
     names = [each.schedule.name for each in commands if each.offset in failed]
     if names:
         log.warning(
@@ -217,10 +200,10 @@ def _log_unevaluated(
 
 def _message() -> MessageColumns:
     """Return a run, or the schedule itself as it waits for its next run."""
-    is_next, due_ms, taken_ms = F.col("kind") == NEXT, F.col("due_ms"), F.unix_millis("timestamp")
+    is_next, due_ms, taken_ms = F.col("kind") == H.NEXT, F.col("due_ms"), F.unix_millis("timestamp")
     message = MessageColumns(
         topic=F.col("to"),
-        partition=F.when(~is_next, _text(SCHEDULE_PARTITION)),
+        partition=F.when(~is_next, _text(H.SCHEDULE_PARTITION)),
         cluster=F.col("cluster"),
         due_ms=due_ms,
         taken_ms=taken_ms,
@@ -236,23 +219,23 @@ def _message() -> MessageColumns:
 def _schedule_headers() -> Column:
     """Return the headers of a schedule that waits for its next run, and the sender's."""
     changed = F.array(
-        header(DUE_OP, F.lit(NEXT)),
-        header(DUE_SCHEDULE, _name()),
-        header(SCHEDULE_SINCE, _since()),
-        header(SCHEDULE_NEXT, F.col("run_ms")),
+        header(H.DUE_OP, F.lit(H.NEXT)),
+        header(H.DUE_SCHEDULE, _name()),
+        header(H.SCHEDULE_SINCE, _since()),
+        header(H.SCHEDULE_NEXT, F.col("run_ms")),
     )
-    return F.concat(changed, _headers_from(HEADERS.index(SCHEDULE_TOPIC)))
+    return F.concat(changed, _headers_from(HEADERS.index(H.SCHEDULE_TOPIC)))
 
 
 def _as_sent() -> Column:
     """Return the headers of a definition as its sender had them."""
     places = {
-        DUE_TOPIC: SCHEDULE_TOPIC,
-        DUE_PARTITION: SCHEDULE_PARTITION,
-        DUE_CLUSTER: SCHEDULE_CLUSTER,
-        DUE_AT_MS: SCHEDULE_NEXT,
-        DUE_ID: DUE_SCHEDULE,
-    } | {name: name for name in RECURRENCE}
+        H.DUE_TOPIC: H.SCHEDULE_TOPIC,
+        H.DUE_PARTITION: H.SCHEDULE_PARTITION,
+        H.DUE_CLUSTER: H.SCHEDULE_CLUSTER,
+        H.DUE_AT_MS: H.SCHEDULE_NEXT,
+        H.DUE_ID: H.DUE_SCHEDULE,
+    } | {name: name for name in H.RECURRENCE}
     address = F.array(*(header(name, _text(place)) for name, place in places.items()))
     present = F.filter(address, lambda each: each["value"].isNotNull())
     sent = F.concat(present, _headers_from(len(HEADERS)))
@@ -270,13 +253,13 @@ def _text(name: str) -> Column:
 
 
 def _is_defined() -> Column:
-    return _text(DUE_OP) == DEFINE
+    return _text(H.DUE_OP) == H.DEFINE
 
 
 def _name() -> Column:
     # A definition without a name is named after the id under which it was taken in.
-    return F.coalesce(_text(DUE_SCHEDULE), F.when(_is_defined(), unique_of(_text(DUE_ID))))
+    return F.coalesce(_text(H.DUE_SCHEDULE), F.when(_is_defined(), unique_of(_text(H.DUE_ID))))
 
 
 def _since() -> Column:
-    return F.when(_is_defined(), _text(DUE_ID)).otherwise(_text(SCHEDULE_SINCE))
+    return F.when(_is_defined(), _text(H.DUE_ID)).otherwise(_text(H.SCHEDULE_SINCE))

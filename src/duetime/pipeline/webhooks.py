@@ -22,23 +22,9 @@ from typing import Any
 import httpx
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
+from duetime.core import headers as H
 from duetime.core.errors import escaped
-from duetime.core.messages import (
-    DUE_AT_MS,
-    DUE_ATTEMPTS,
-    DUE_CALLBACK,
-    DUE_CLUSTER,
-    DUE_ERROR,
-    DUE_ERROR_DETAIL,
-    DUE_ERROR_SOURCE,
-    DUE_FAILED_FIRST_MS,
-    DUE_FAILED_LAST_MS,
-    DUE_ID,
-    DUE_PARTITION,
-    DUE_TOPIC,
-    headers_without,
-    payload_json,
-)
+from duetime.core.messages import payload_json
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
 from duetime.core.topics import TopicNames
@@ -73,17 +59,17 @@ MAX_DIGITS = 18
 
 #: The fields of the body, by the header that they come from.
 FIELDS = {
-    DUE_ID: "id",
-    DUE_TOPIC: "topic",
-    DUE_PARTITION: "partition",
-    DUE_CLUSTER: "cluster",
-    DUE_AT_MS: "due_at_ms",
-    DUE_ERROR: "reason",
-    DUE_ERROR_DETAIL: "detail",
-    DUE_ERROR_SOURCE: "source",
-    DUE_ATTEMPTS: "attempts",
-    DUE_FAILED_FIRST_MS: "failed_first_ms",
-    DUE_FAILED_LAST_MS: "failed_last_ms",
+    H.DUE_ID: "id",
+    H.DUE_TOPIC: "topic",
+    H.DUE_PARTITION: "partition",
+    H.DUE_CLUSTER: "cluster",
+    H.DUE_AT_MS: "due_at_ms",
+    H.DUE_ERROR: "reason",
+    H.DUE_ERROR_DETAIL: "detail",
+    H.DUE_ERROR_SOURCE: "source",
+    H.DUE_ATTEMPTS: "attempts",
+    H.DUE_FAILED_FIRST_MS: "failed_first_ms",
+    H.DUE_FAILED_LAST_MS: "failed_last_ms",
 }
 
 #: The fields that are numbers.
@@ -313,7 +299,7 @@ def webhook_request(record: Message, settings: Settings) -> tuple[str, dict[str,
     """
     headers = headers_of(record)
     by_name = {name: value for name, value in headers if value is not None}
-    url = by_name.get(DUE_CALLBACK) or _airtel_url(record, by_name, settings)
+    url = by_name.get(H.DUE_CALLBACK) or _airtel_url(record, by_name, settings)
     if not url:
         return "", {}
     body: dict[str, Any] = {}
@@ -322,7 +308,7 @@ def webhook_request(record: Message, settings: Settings) -> tuple[str, dict[str,
             text = value.decode(errors="replace")
             body[name] = _number(text) if name in NUMBERS else text
     body |= payload_json("key", record.key()) | payload_json("value", record.value())
-    others = headers_without(headers, (*FIELDS, DUE_CALLBACK))
+    others = H.without(headers, (*FIELDS, H.DUE_CALLBACK))
     body["headers"] = [{"name": name, **payload_json("value", value)} for name, value in others]
     return url.decode(errors="replace"), body
 
@@ -333,7 +319,7 @@ def _number(text: str) -> int | None:
 
 def _airtel_url(record: Message, by_name: dict[str, bytes], settings: Settings) -> bytes | None:
     """Return the URL that a rejected JSON envelope names, where it can be parsed that far."""
-    source = by_name.get(DUE_ERROR_SOURCE, b"").decode(errors="replace")
+    source = by_name.get(H.DUE_ERROR_SOURCE, b"").decode(errors="replace")
     if not source.startswith(f"{settings.airtel_topic}/"):
         return None
     try:

@@ -22,8 +22,8 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Message, Producer
 
+from duetime.core import headers as H
 from duetime.core.errors import ClientFailed, KafkaError
-from duetime.core.messages import Header
 from duetime.core.settings import Settings
 from duetime.kafka.producer import OnDelivery, enqueue, is_fatal, producer_properties
 
@@ -169,13 +169,13 @@ class MarkerProducer:
             detail = errors[0] if errors else f"no answer for {TIMEOUT_S:.0f} s"
             raise KafkaError(f"markers were not written to {self._topic} ({detail})")
 
-    def _write(self, key: MarkerKey, value: bytes, headers: Sequence[Header] = ()) -> None:
+    def _write(self, key: MarkerKey, value: bytes, headers: Sequence[H.Header] = ()) -> None:
         try:
             self._try_write(key, value, headers)
         except ClientFailed:
             self._try_write(key, value, headers)
 
-    def _try_write(self, key: MarkerKey, value: bytes, headers: Sequence[Header]) -> None:
+    def _try_write(self, key: MarkerKey, value: bytes, headers: Sequence[H.Header]) -> None:
         with self._client() as producer:
             self._produce(producer, key, value, self._count_unwritten, headers)
             if self._is_closed:
@@ -187,7 +187,7 @@ class MarkerProducer:
         key: MarkerKey,
         value: bytes,
         on_delivery: OnDelivery,
-        headers: Sequence[Header] = (),
+        headers: Sequence[H.Header] = (),
     ) -> None:
         enqueue(
             producer,

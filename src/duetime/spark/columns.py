@@ -12,14 +12,8 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from duetime.core import headers as H
 from duetime.core.clock import MAX_DOUBLINGS, PARTS
-from duetime.core.messages import (
-    DUE_STATE,
-    HEADER_FRAME_BYTES,
-    SCHEDULED_HEADERS,
-    STATE,
-    UNDELIVERED_COUNT,
-)
 from duetime.core.timer_wheel import DelayLanes, Slot, Wheel
 from duetime.spark import catalyst
 
@@ -171,42 +165,42 @@ def text_at(headers: Column, names: Sequence[str], name: str) -> Column:
 
 
 def scheduled_text(headers: Column, name: str) -> Column:
-    """string: one of the SCHEDULED_HEADERS of a scheduled record, by its position."""
-    return text_at(headers, SCHEDULED_HEADERS, name)
+    """string: one of the H.SCHEDULED of a scheduled record, by its position."""
+    return text_at(headers, H.SCHEDULED, name)
 
 
 def scheduled_headers(values: Mapping[str, Column], sender: Column) -> Column:
-    """Headers of a scheduled record: SCHEDULED_HEADERS with these values, then the sender's."""
-    return F.concat(F.array(*(header(name, values[name]) for name in SCHEDULED_HEADERS)), sender)
+    """Headers of a scheduled record: H.SCHEDULED with these values, then the sender's."""
+    return F.concat(F.array(*(header(name, values[name]) for name in H.SCHEDULED)), sender)
 
 
 def delivered_headers(headers: Column) -> Column:
     """Headers of a delivered record, from those of a scheduled one."""
-    return F.slice(headers, UNDELIVERED_COUNT + 1, F.size(headers))
+    return F.slice(headers, H.UNDELIVERED_COUNT + 1, F.size(headers))
 
 
 def state_text(**fields: Column) -> Column:
     """string: the value of a DUE_STATE header with these fields of STATE."""
-    last = max(STATE.index(name) for name in fields)
+    last = max(H.STATE.index(name) for name in fields)
     null = F.lit(None).cast("string")
-    texts = [fields.get(name, null).cast("string") for name in STATE[: last + 1]]
+    texts = [fields.get(name, null).cast("string") for name in H.STATE[: last + 1]]
     # A null at the end is left out.
     return F.concat_ws(":", *(F.coalesce(text, F.lit("")) for text in texts[:-1]), texts[-1])
 
 
 def state_fields(headers: Column) -> Column:
     """array<string>: the fields of a scheduled record's DUE_STATE; null where there is none."""
-    return F.split(scheduled_text(headers, DUE_STATE), ":")
+    return F.split(scheduled_text(headers, H.DUE_STATE), ":")
 
 
 def state_number(fields: Column, name: str) -> Column:
     """bigint: one of the `state_fields`; null where it is missing."""
-    return F.get(fields, F.lit(STATE.index(name))).cast("bigint")
+    return F.get(fields, F.lit(H.STATE.index(name))).cast("bigint")
 
 
 def state_word(fields: Column, name: str) -> Column:
     """string: one of the `state_fields`; null where it is missing."""
-    return F.nullif(F.get(fields, F.lit(STATE.index(name))), F.lit(""))
+    return F.nullif(F.get(fields, F.lit(H.STATE.index(name))), F.lit(""))
 
 
 def message_id(due_ms: Column, unique: Column) -> Column:
@@ -237,4 +231,4 @@ def record_bytes(key: Column, value: Column, headers: Column) -> Column:
     total = F.lit(0)
     for column in (key, value, names, values):
         total = total + F.coalesce(F.octet_length(column), F.lit(0))
-    return total + F.size(headers) * HEADER_FRAME_BYTES
+    return total + F.size(headers) * H.FRAME_BYTES

@@ -22,8 +22,9 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Self
 
+from duetime.core import headers as H
 from duetime.core.errors import KafkaError, error_text
-from duetime.core.messages import DUE_AT_MS, DUE_ID, SCHEDULED_HEADERS, MessageId
+from duetime.core.messages import MessageId
 from duetime.kafka.offsets import OffsetRange, Partition, runs
 from duetime.kafka.range_reader import Header, RangeReader, headers_of
 
@@ -128,8 +129,8 @@ DIRECTORY_ID = _record_id("directory")
 
 def index_headers(due_id: bytes) -> list[Header]:
     """Return the headers of an index record: those of a cancel that was due in 1970."""
-    values = {DUE_AT_MS: b"0", DUE_ID: due_id}
-    return [(name, values.get(name)) for name in SCHEDULED_HEADERS]
+    values = {H.DUE_AT_MS: b"0", H.DUE_ID: due_id}
+    return [(name, values.get(name)) for name in H.SCHEDULED]
 
 
 class IndexReader:

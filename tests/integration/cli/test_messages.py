@@ -9,8 +9,9 @@ from confluent_kafka.admin import AdminClient
 from tests.support import topics
 
 from duetime.client import producer
+from duetime.core import headers as H
 from duetime.core.clock import format_instant
-from duetime.core.messages import DUE_AT_MS, DUE_ID, DUE_PARTITION, DUE_TOPIC, MessageId
+from duetime.core.messages import MessageId
 from duetime.kafka.connection import librdkafka_properties
 
 pytestmark = pytest.mark.usefixtures("on_broker", "topics")
@@ -44,10 +45,10 @@ def test_a_sent_message_is_in_the_intake_topic_with_all_parts(duetime, taken_in,
     assert (record.key(), record.value()) == ("größe".encode(), b"v")
     headers = record.headers()
     assert [each for each in headers if each[0] == "a"] == [("a", b"1"), ("a", b"=")]
-    assert dict(headers)[DUE_TOPIC] == b"orders"
-    assert dict(headers)[DUE_PARTITION] == b"3"
-    assert dict(headers)[DUE_ID] == b"order-17"
-    assert dict(headers)[DUE_AT_MS] == str(identity.due_ms).encode()
+    assert dict(headers)[H.DUE_TOPIC] == b"orders"
+    assert dict(headers)[H.DUE_PARTITION] == b"3"
+    assert dict(headers)[H.DUE_ID] == b"order-17"
+    assert dict(headers)[H.DUE_AT_MS] == str(identity.due_ms).encode()
 
 
 def test_an_unacknowledged_message_is_repeated_by_the_shown_options(duetime, monkeypatch):

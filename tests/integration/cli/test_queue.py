@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Producer
 from tests.support.topics import small_settings
 
-from duetime.core.messages import DEAD_LETTER_HEADERS
+from duetime.core import headers as H
 from duetime.core.setting_types import QueueSettings
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import Offsets
@@ -59,7 +59,7 @@ def test_waiting_messages_are_counted_and_shown_and_stay(duetime, configured, pr
 @pytest.mark.slow
 def test_a_queues_dead_letter_is_listed_and_redriven_once(duetime, producer):
     words = (QUEUE, "0", "", "1000", "0000000003e8-@queue:x.0.1", "timed-out", "", "4", "1", "2")
-    headers = [("h", b"\x00"), *zip(DEAD_LETTER_HEADERS, words, strict=True)]
+    headers = [("h", b"\x00"), *zip(H.DEAD_LETTER, words, strict=True)]
     producer.produce(f"{QUEUE}__undelivered", "x", headers=headers)
     producer.flush(30)
     (letter,) = json.loads(duetime("queue", "dead", QUEUE, "--json").out)

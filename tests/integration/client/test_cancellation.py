@@ -15,14 +15,9 @@ from duetime.client.cancellation import (
     find_failed_message,
     find_pending,
 )
+from duetime.core import headers as H
 from duetime.core.errors import KafkaError, TooLate
-from duetime.core.messages import (
-    DUE_AT_MS,
-    DUE_ERROR,
-    DUE_ERROR_DETAIL,
-    SCHEDULED_HEADERS,
-    MessageId,
-)
+from duetime.core.messages import MessageId
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import Offsets
@@ -46,8 +41,8 @@ def fails(settings, wheel, now_ms):  # noqa: ARG001 (the topics must be there)
     def fail(identity, reason="not-authorised", *, retried_ms="", attempts=None, failed_ms=now_ms):
         retry = "" if attempts is None else f"::{retried_ms}:{attempts}:{failed_ms}"
         values = ("orders", None, f"{now_ms}{retry}", str(identity.due_ms), str(identity))
-        headers = list(zip(SCHEDULED_HEADERS, values, strict=True))
-        said = [(DUE_ERROR, reason), (DUE_ERROR_DETAIL, "so it is")]
+        headers = list(zip(H.SCHEDULED, values, strict=True))
+        said = [(H.DUE_ERROR, reason), (H.DUE_ERROR_DETAIL, "so it is")]
         producer.produce(TopicNames(settings).retry, b"v", headers=[*headers, *said])
         assert producer.flush(30) == 0
         return find_failed_message(identity, settings, now_ms).retries_ms
@@ -64,7 +59,7 @@ def waits(wheel, now_ms):
         retry = ("orders", None, state, str(identity.due_ms), str(identity))
         cancel = (None, None, None, str(retry_ms), str(identity))
         values = cancel if is_cancel else retry
-        wheel.foreign(retry_ms, list(zip(SCHEDULED_HEADERS, values, strict=True)))
+        wheel.foreign(retry_ms, list(zip(H.SCHEDULED, values, strict=True)))
 
     return write
 
@@ -181,7 +176,7 @@ def instants_of_cancels(settings):
     (record,) = consumer.consume(1, timeout=20)
     further = consumer.consume(1, timeout=1)
     consumer.close()
-    return [int(dict(each.headers())[DUE_AT_MS]) for each in (record, *further)]
+    return [int(dict(each.headers())[H.DUE_AT_MS]) for each in (record, *further)]
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from confluent_kafka.admin import NewTopic
 from tests.support.clocks import SetClock, eventually
 from tests.support.delayed_topics import ONE_AT_A_TIME, PATIENCE_S, DelayedTopic, read, values
 
+from duetime.core import headers as H
 from duetime.core.errors import ConfigError, KafkaError
-from duetime.core.messages import DEAD_LETTER_HEADERS, DELIVER_AFTER_MS
 from duetime.core.metrics import DELAYED_REMOVED
 from duetime.delayed import DelayedConsumer, redelivery
 from duetime.delayed.consumer import SERVE_S
@@ -159,7 +159,7 @@ def test_only_committed_records_of_transactions_come(topic, now_ms):
     producer.init_transactions(PATIENCE_S)
     for value, end in (("no", producer.abort_transaction), ("yes", producer.commit_transaction)):
         producer.begin_transaction()
-        producer.produce(topic.name, value, headers=[(DELIVER_AFTER_MS, str(now_ms + 300))])
+        producer.produce(topic.name, value, headers=[(H.DELIVER_AFTER_MS, str(now_ms + 300))])
         topic.send(now_ms + 200, f"beside {value}")
         topic.flush()
         end(PATIENCE_S)
@@ -313,7 +313,7 @@ def test_a_second_dead_letter_has_only_the_senders_headers(topic, now_ms):
             consumer.commit(asynchronous=False)
     with dead.reader() as letters:
         (letter,) = read(letters, 1)
-    assert letter.headers()[: -len(DEAD_LETTER_HEADERS)] == [("a", b"b")]
+    assert letter.headers()[: -len(H.DEAD_LETTER)] == [("a", b"b")]
 
 
 def test_records_removed_before_they_are_due_are_counted(topic, now_ms, caplog):

@@ -18,8 +18,8 @@ from tests.support.topics import small_settings
 
 from duetime.bench.chaos import revealed
 from duetime.client.dead_letters import DeadLetterFilter, DeadLetters
+from duetime.core import headers as H
 from duetime.core.clock import SystemClock
-from duetime.core.messages import DELIVER_AFTER_MS
 from duetime.core.topics import TopicNames
 from duetime.delayed import forwarder
 from duetime.delayed.forwarder import DelayedForwarder
@@ -73,7 +73,7 @@ class Shown:
         self._consumer = Consumer(librdkafka_properties(self.settings) | {"group.id": "test"})
 
     def send(self, after, value, partition=0, key=None, headers=()):
-        own = [] if after is None else [(DELIVER_AFTER_MS, str(after))]
+        own = [] if after is None else [(H.DELIVER_AFTER_MS, str(after))]
         headers = [*headers, *own]
         self._producer.produce(self.delayed, value, key, partition=partition, headers=headers)
 
@@ -146,7 +146,7 @@ def test_records_appear_in_their_partition_in_the_order_of_their_times(running, 
         assert [int(each.value()) for each in found] == sent
         assert all(each.timestamp()[1] >= time_of(each) for each in found)
         names = [name for name, _ in found[0].headers()]
-        assert names == ["due-at-ms", "due-id", "a", DELIVER_AFTER_MS]
+        assert names == ["due-at-ms", "due-id", "a", H.DELIVER_AFTER_MS]
         assert found[0].key() == f"k{sent[0]}".encode()
 
 
@@ -323,7 +323,7 @@ def test_a_record_sent_a_second_time_has_only_its_new_id(running, now_ms):
     running.send(now_ms, "again", headers=old)
     running.flush()
     (found,) = running.records(running.name, 1)
-    assert [name for name, _ in found.headers()] == ["due-at-ms", "due-id", "a", DELIVER_AFTER_MS]
+    assert [name for name, _ in found.headers()] == ["due-at-ms", "due-id", "a", H.DELIVER_AFTER_MS]
     assert dict(found.headers())["due-id"].endswith(f"-@{running.delayed}.0.0".encode())
 
 
@@ -417,8 +417,8 @@ def started(shown, program=VISIBLE):
 
 def at(ms):
     """Return the header with the due time."""
-    return DELIVER_AFTER_MS, str(ms).encode()
+    return H.DELIVER_AFTER_MS, str(ms).encode()
 
 
 def time_of(record):
-    return int(dict(record.headers())[DELIVER_AFTER_MS])
+    return int(dict(record.headers())[H.DELIVER_AFTER_MS])

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import functions as F
 from tests.support.servers import RECORD
 
-from duetime.core.messages import SCHEDULED_HEADERS
+from duetime.core import headers as H
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.pipeline.delivery.rows import parsed
@@ -45,7 +45,7 @@ def record(place, later_ms=0, attempts=None, offset=5):
     state = f"1:::{attempts}" if attempts else "1"
     values = {"due-topic": "orders", "due-at-ms": "17", "due-id": "000000000011-m"}
     values["due-state"] = state
-    headers = [(name, values[name].encode()) for name in SCHEDULED_HEADERS if name in values]
+    headers = [(name, values[name].encode()) for name in H.SCHEDULED if name in values]
     headers.insert(1, ("due-partition", None))
     stamped = datetime.now(UTC) + timedelta(milliseconds=later_ms)
     return topic, partition, offset, stamped, None, b"x", headers

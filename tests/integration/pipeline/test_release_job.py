@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 import pytest
 from tests.support.servers import RECORD
 
-from duetime.core.messages import SCHEDULED_HEADERS, MessageId
+from duetime.core import headers as H
+from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.pipeline.delivery.rows import parsed
@@ -29,7 +30,7 @@ def waiting(due_ms, unique="m", *, key=None, value=b"x", own=(), **others):
     if "due_id" not in others:
         values["due-id"] = str(MessageId(due_ms=due_ms, unique=unique)).encode()
     values |= {name.replace("_", "-"): value for name, value in others.items()}
-    return key, value, [*((name, values.get(name)) for name in SCHEDULED_HEADERS), *own]
+    return key, value, [*((name, values.get(name)) for name in H.SCHEDULED), *own]
 
 
 def cancel(due_ms, unique="m"):
@@ -188,8 +189,8 @@ FOREIGN = [
     waiting(17, due_partition=b"\xff"),
     waiting(-1, due_id=b"x"),
     waiting(2**60, due_id=b"x"),
-    (b"k", b"v", [(name, None) for name in SCHEDULED_HEADERS]),
-    (b"k", b"v", [(name, b"\xff" * 20) for name in SCHEDULED_HEADERS]),
+    (b"k", b"v", [(name, None) for name in H.SCHEDULED]),
+    (b"k", b"v", [(name, b"\xff" * 20) for name in H.SCHEDULED]),
 ]
 
 

@@ -7,8 +7,9 @@ from confluent_kafka import Producer
 from tests.support.servers import RECORD
 
 from duetime.client import Producer as Client
+from duetime.core import headers as H
 from duetime.core.clock import SystemClock
-from duetime.core.messages import SCHEDULED_HEADERS, STATE, MessageId
+from duetime.core.messages import MessageId
 from duetime.core.records import cancel_record
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
@@ -29,7 +30,7 @@ TOPIC = "orders"
 def headers_of_failed(reason, state, identity="000000000011-m", to=TOPIC):
     """Those of a message that waited with this state."""
     values = {"due-topic": to, "due-state": state, "due-at-ms": "17", "due-id": identity}
-    own = [(name, values.get(name)) for name in SCHEDULED_HEADERS]
+    own = [(name, values.get(name)) for name in H.SCHEDULED]
     headers = [*own, ("a", "b"), ("due-error", reason), ("due-error-detail", "so it is")]
     return [(name, value and value.encode()) for name, value in headers]
 
@@ -111,7 +112,7 @@ class Failing:
         """When each is tried again."""
         rows = [retried(parsed(each), self.settings).first() for each in self._records()]
         states = [{one.key: one.value for one in row.headers}["due-state"] for row in rows]
-        return [int(each.split(b":")[STATE.index("retry")]) for each in states]
+        return [int(each.split(b":")[H.STATE.index("retry")]) for each in states]
 
     def _records(self):
         place = self.names.retry, 0

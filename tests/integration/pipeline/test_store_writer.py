@@ -7,7 +7,8 @@ from confluent_kafka import Producer
 from redis import Redis
 from tests.support.topics import created_topics, small_settings
 
-from duetime.core.messages import SCHEDULED_HEADERS, MessageId
+from duetime.core import headers as H
+from duetime.core.messages import MessageId
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import OffsetRange
@@ -38,7 +39,7 @@ def on_its_way(settings):
         identity = str(MessageId(due_ms=due_ms, unique=unique))
         to, state = ("orders", "1") if not is_cancel else (None, None)
         values = to, None, state, str(retry_ms or due_ms), identity
-        headers = list(zip(SCHEDULED_HEADERS, values, strict=True))
+        headers = list(zip(H.SCHEDULED, values, strict=True))
         producer.produce(topic, b"v", partition=0, headers=headers)
         assert producer.flush(30) == 0
         places.append(OffsetRange(topic, 0, len(places), len(places) + 1))

@@ -9,9 +9,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support.clocks import eventually
 from tests.support.topics import small_settings
 
+from duetime.core import headers as H
 from duetime.core.clock import SystemClock
 from duetime.core.errors import KafkaError, LeaderPaused
-from duetime.core.messages import SCHEDULED_HEADERS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
@@ -49,7 +49,7 @@ class Sending:
         """Messages that a window sends: with the headers of those that wait."""
         for each in values:
             own = topic, None, None, "1", name or f"000000000001-{each}"
-            headers = [*zip(SCHEDULED_HEADERS, own, strict=True), ("sender's", "own")]
+            headers = [*zip(H.SCHEDULED, own, strict=True), ("sender's", "own")]
             self._producer.produce(self.names.sending, each, key="k", headers=headers)
         assert self._producer.flush(PATIENCE_S) == 0
 

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from tests.support.clocks import eventually
 
-from duetime.core.messages import DEAD_LETTER_HEADERS
+from duetime.core import headers as H
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
 from duetime.pipeline import webhooks
@@ -90,9 +90,7 @@ def append(settings):
 
     def write(url=None, *, topic=names.dead_letter, value=b"x", key=None, headers=None):
         if headers is None:
-            words = [
-                (name, word) for name, word in zip(DEAD_LETTER_HEADERS, WORDS, strict=True) if word
-            ]
+            words = [(name, word) for name, word in zip(H.DEAD_LETTER, WORDS, strict=True) if word]
             headers = [("h", b"\xff"), ("due-callback", url), *words]
         producer.produce(topic, value, key, headers=headers)
         assert producer.flush(30) == 0

@@ -3,7 +3,8 @@ from contextlib import closing
 from confluent_kafka import Producer
 from tests.support.clocks import eventually
 
-from duetime.core.messages import SCHEDULED_HEADERS, MessageId
+from duetime.core import headers as H
+from duetime.core.messages import MessageId
 from duetime.kafka.connection import librdkafka_properties
 from duetime.stores.wheel_store import KafkaStore
 
@@ -43,7 +44,7 @@ def test_a_search_reads_a_transaction_after_its_commit(wheel_reader, wheel, sett
     producer.init_transactions()
     producer.begin_transaction()
     values = ("orders", None, None, str(wanted.due_ms), str(wanted))
-    headers = list(zip(SCHEDULED_HEADERS, values, strict=True))
+    headers = list(zip(H.SCHEDULED, values, strict=True))
     producer.produce(place[0], b"v", partition=place[1], headers=headers)
     assert producer.flush(30) == 0
     # Behind the open transaction.

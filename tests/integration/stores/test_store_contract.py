@@ -12,9 +12,10 @@ from redis import Redis
 from tests.support.servers import aerospike_url, local_redis
 from tests.support.topics import small_settings
 
+from duetime.core import headers as H
 from duetime.core.clock import SystemClock
 from duetime.core.errors import StoreError
-from duetime.core.messages import SCHEDULED_HEADERS, MessageId, SortKey
+from duetime.core.messages import MessageId, SortKey
 from duetime.core.topics import TopicNames
 from duetime.kafka.admin import create_topics
 from duetime.kafka.connection import librdkafka_properties
@@ -61,7 +62,7 @@ class Sent:
         values = (self.topic, None, state, str(at_ms), str(self.id))
         own = [
             (name, value and value.encode())
-            for name, value in zip(SCHEDULED_HEADERS, values, strict=True)
+            for name, value in zip(H.SCHEDULED, values, strict=True)
         ]
         return [*own, *self.headers]
 

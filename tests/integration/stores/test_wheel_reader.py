@@ -4,8 +4,9 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from duetime.core import headers as H
 from duetime.core.errors import KafkaError
-from duetime.core.messages import DUE_ID, DUE_TOPIC, SCHEDULED_HEADERS, MessageId, SortKey
+from duetime.core.messages import MessageId, SortKey
 from duetime.core.timer_wheel import Slot
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import OffsetRange
@@ -126,7 +127,7 @@ def test_a_cancel_for_another_due_time_hides_nothing(wheel_reader, wheel, now_ms
     kept = wheel.message("orders", now_ms + MINUTE)
     wrong_ms = now_ms + 2 * MINUTE
     values = (None, None, None, str(wrong_ms), str(kept))
-    wheel.foreign(wrong_ms, list(zip(SCHEDULED_HEADERS, values, strict=True)))
+    wheel.foreign(wrong_ms, list(zip(H.SCHEDULED, values, strict=True)))
     assert names(wheel_reader.messages(now_ms)) == [kept.unique]
     assert not wheel_reader.find(kept, now_ms).cancelled
 
@@ -181,9 +182,9 @@ def test_the_text_of_a_message_hides_its_payload(wheel_reader, wheel, now_ms):
 def test_foreign_records_are_skipped(wheel_reader, wheel, now_ms):
     address = (b"orders", None, b"1", b"1", b"no id")
     wheel.foreign(now_ms + MINUTE, None)
-    wheel.foreign(now_ms + MINUTE, [(DUE_TOPIC, b"orders"), (DUE_ID, b"1")])
-    wheel.foreign(now_ms + MINUTE, list(zip(SCHEDULED_HEADERS, address, strict=True)))
-    wheel.foreign(now_ms + MINUTE, [(name, b"\xff\xfe") for name in SCHEDULED_HEADERS])
+    wheel.foreign(now_ms + MINUTE, [(H.DUE_TOPIC, b"orders"), (H.DUE_ID, b"1")])
+    wheel.foreign(now_ms + MINUTE, list(zip(H.SCHEDULED, address, strict=True)))
+    wheel.foreign(now_ms + MINUTE, [(name, b"\xff\xfe") for name in H.SCHEDULED])
     kept = wheel.message("orders", now_ms + MINUTE)
     assert names(wheel_reader.messages(now_ms)) == [kept.unique]
     assert wheel_reader.find(kept, now_ms) is not None

@@ -20,7 +20,8 @@ from tests.support.live import (
 from tests.support.topics import TRACE
 
 from duetime.client.cancellation import find_failed_message
-from duetime.core.messages import DUE_AT_MS, DUE_EXPIRES_MS, DUE_ID, DUE_TOPIC, MessageId
+from duetime.core import headers as H
+from duetime.core.messages import MessageId
 from duetime.core.setting_types import ApiToken
 
 pytestmark = pytest.mark.timeout(1_200)
@@ -143,7 +144,12 @@ def test_a_partition_that_is_added_in_time_gets_its_message(live, sender):
 
 def test_an_expired_message_is_not_delivered(live, dead):
     topic, due_ms = live.topic(), now_ms() - 1_000
-    headers = {DUE_TOPIC: topic, DUE_AT_MS: due_ms, DUE_EXPIRES_MS: due_ms + 1, DUE_ID: "late"}
+    headers = {
+        H.DUE_TOPIC: topic,
+        H.DUE_AT_MS: due_ms,
+        H.DUE_EXPIRES_MS: due_ms + 1,
+        H.DUE_ID: "late",
+    }
     live.send(live.names.native, "x", headers=[(k, str(v)) for k, v in headers.items()])
     live.flush()
 

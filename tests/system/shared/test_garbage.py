@@ -8,14 +8,14 @@ from datetime import timedelta
 import pytest
 from tests.support.live import sources
 
+from duetime.core import headers as H
 from duetime.core.clock import SystemClock
-from duetime.core.messages import CANCEL, DUE_IN_MS, DUE_OP, DUE_TOPIC, SCHEDULED_HEADERS
 from duetime.core.timer_wheel import Slot
 
 #: Seeded, so that a failure comes again.
 CHANCE = random.Random(20_261_224)  # noqa: S311 (no secret)
 
-CANCELS = DUE_OP, CANCEL.encode()
+CANCELS = H.DUE_OP, H.CANCEL.encode()
 
 NAMES = ["due-at-ms", "due-in-ms", "due-id", "due-op", "scheduler-epoch", "", "x", "é"]
 VALUES = [None, b"", b"1", b"-1", b"cancel", b"9" * 18, b"9" * 1_000, b"1e5", b"\xff\xfe"]
@@ -99,10 +99,12 @@ def test_topics_of_another_namespaces_pipeline_are_no_destinations(live):
     live.flush()
     live.sources.clear()
 
-    live.send(live.names.native, b"x", b"an-id", [(DUE_TOPIC, control), (DUE_IN_MS, b"0"), CANCELS])
+    live.send(
+        live.names.native, b"x", b"an-id", [(H.DUE_TOPIC, control), (H.DUE_IN_MS, b"0"), CANCELS]
+    )
     live.flush()
     (source,) = live.sources
-    live.send(live.names.native, b"y", b"k", [(DUE_TOPIC, theirs), (DUE_IN_MS, b"0")])
+    live.send(live.names.native, b"y", b"k", [(H.DUE_TOPIC, theirs), (H.DUE_IN_MS, b"0")])
 
     assert live.inbox(theirs).take(1)[0].value == b"y"
     rejected.until(lambda: source in sources(rejected), "what would have cancelled")
@@ -123,6 +125,6 @@ def foreign():
     return [
         (None, None, []),
         (b"k", b"v", [("a", b"1")]),
-        (b"k", b"v", [(name, b"\xff") for name in SCHEDULED_HEADERS]),
-        (b"k", b"v", list(zip(SCHEDULED_HEADERS, address, strict=True))),
+        (b"k", b"v", [(name, b"\xff") for name in H.SCHEDULED]),
+        (b"k", b"v", list(zip(H.SCHEDULED, address, strict=True))),
     ]

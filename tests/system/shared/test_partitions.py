@@ -8,7 +8,7 @@ from confluent_kafka.admin import NewPartitions
 from tests.support.clocks import eventually
 from tests.support.live import PATIENCE_S, now_ms
 
-from duetime.core.messages import DUE_AT_MS, DUE_TOPIC
+from duetime.core import headers as H
 from duetime.kafka.connection import librdkafka_properties
 
 
@@ -29,7 +29,7 @@ def test_a_query_begins_again_when_its_topic_gets_partitions(live, sender, name,
     eventually(lambda: partitions(live, intake) == number)
     # One that knows no older number of them.
     producer = Producer(librdkafka_properties(live.settings))
-    headers = {DUE_TOPIC: topic, DUE_AT_MS: str(now_ms() + 1_000)}
+    headers = {H.DUE_TOPIC: topic, H.DUE_AT_MS: str(now_ms() + 1_000)}
     producer.produce(intake, b"after", headers=headers, partition=number - 1)
     assert producer.flush(PATIENCE_S) == 0
 

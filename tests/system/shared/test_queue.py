@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from tests.support.live import EXAMPLE, JOBS, PATIENCE_S, PATIENT, now_ms
 
-from duetime.core.messages import DUE_AT_MS
+from duetime.core import headers as H
 from duetime.queue import BreakerPolicy, Queue
 from duetime.queue.markers import REDELIVERY_COUNT, MarkerKey, start_value
 from duetime.queue.stats import TrackerOffsets
@@ -121,7 +121,7 @@ def test_what_is_given_back_extended_or_backed_off_comes_again_in_its_time(live)
             assert message.attempt == 2
             after_ms[message.value] = message.timestamp_ms - started_ms
             # However soon that is, it is not delivered before.
-            assert message.timestamp_ms >= int(dict(message.headers)[DUE_AT_MS])
+            assert message.timestamp_ms >= int(dict(message.headers)[H.DUE_AT_MS])
     # The clock was read a moment after the markers were written.
     assert 5_000 - 500 < after_ms[b"extended"] < 5_000 + LATE_MS
     assert 6_000 - 1_000 < after_ms[b"retried"] < 6_000 + LATE_MS
@@ -157,7 +157,7 @@ def test_what_is_to_come_again_soon_comes_then_and_never_before(worker, wait_ms)
     worker.send()
     worker.next().nack(retry_in=timedelta(milliseconds=wait_ms))
     with worker.next() as again:
-        due_ms = int(dict(again.headers)[DUE_AT_MS])
+        due_ms = int(dict(again.headers)[H.DUE_AT_MS])
         assert 0 <= again.timestamp_ms - due_ms < LATE_MS
 
 

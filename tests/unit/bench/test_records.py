@@ -1,7 +1,7 @@
 import json
 
 from duetime.bench.loadgen import ANY_PARTITION, LoadPlan, maker
-from duetime.core.messages import SCHEDULED_HEADERS
+from duetime.core import headers as H
 from duetime.core.settings import Settings
 
 SETTINGS = Settings(namespace="bench-test", airtel_topic="airtel")
@@ -36,7 +36,7 @@ def test_pending_records_are_in_their_slot_with_intakes_headers():
     topic, _, _, headers, partition = made("pending", 0, due_ms)
     assert topic == "bench-test.wheel.1"
     assert partition == due_ms // 64_000 % 128
-    assert tuple(name for name, _ in headers) == SCHEDULED_HEADERS
+    assert tuple(name for name, _ in headers) == H.SCHEDULED
     assert dict(headers)["due-id"] == f"{due_ms:012x}-run-0".encode()
 
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duetime.core import headers as H
 from duetime.core.cron import GRACE_MS, LEAD_MS, Cron, Misfire, Recurrence
 from duetime.core.errors import InvalidMessage
-from duetime.core.messages import DUE_CRON, DUE_MISFIRE, DUE_UNTIL, DUE_ZONE, LATEST_MS
+from duetime.core.messages import LATEST_MS
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -161,16 +162,16 @@ def test_a_day_that_no_month_has_is_told_as_such(expression):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        (DUE_CRON, "9" * 5_000 + " * * * *"),
-        (DUE_CRON, "*" + "\t" * 600_000 + " * * * *"),
-        (DUE_ZONE, "x" * 501),
-        (DUE_MISFIRE, "x" * 501),
-        (DUE_UNTIL, "9" * 501),
+        (H.DUE_CRON, "9" * 5_000 + " * * * *"),
+        (H.DUE_CRON, "*" + "\t" * 600_000 + " * * * *"),
+        (H.DUE_ZONE, "x" * 501),
+        (H.DUE_MISFIRE, "x" * 501),
+        (H.DUE_UNTIL, "9" * 501),
     ],
 )
 def test_too_long_text_is_refused_and_not_repeated_in_the_error(name, text):
     with pytest.raises(InvalidMessage, match=f"{name} is too long") as caught:
-        Recurrence.parse({DUE_CRON: "@daily", name: text})
+        Recurrence.parse({H.DUE_CRON: "@daily", name: text})
     assert caught.value.reason == "bad-cron"
     assert len(caught.value.detail) < 100
 
@@ -292,18 +293,18 @@ def test_nothing_comes_after_the_end():
 
 
 def test_headers_say_it():
-    said = {DUE_CRON: "@daily", DUE_ZONE: BERLIN, DUE_UNTIL: str(NOON), DUE_MISFIRE: "skip"}
+    said = {H.DUE_CRON: "@daily", H.DUE_ZONE: BERLIN, H.DUE_UNTIL: str(NOON), H.DUE_MISFIRE: "skip"}
     assert Recurrence.parse(said) == Recurrence(
         cron=Cron("@daily", BERLIN), until_ms=NOON, misfire=Misfire.SKIP
     )
-    assert Recurrence.parse({DUE_CRON: "@daily"}) == Recurrence(
+    assert Recurrence.parse({H.DUE_CRON: "@daily"}) == Recurrence(
         cron=Cron("@daily", "UTC"), until_ms=LATEST_MS, misfire=Misfire.ONCE
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [(DUE_UNTIL, "tomorrow"), (DUE_UNTIL, "9" * 19), (DUE_MISFIRE, "never")]
+    ("name", "text"), [(H.DUE_UNTIL, "tomorrow"), (H.DUE_UNTIL, "9" * 19), (H.DUE_MISFIRE, "never")]
 )
 def test_headers_that_say_nothing_are_refused(name, text):
     with pytest.raises(InvalidMessage, match=name):
-        Recurrence.parse({DUE_CRON: "@daily", name: text})
+        Recurrence.parse({H.DUE_CRON: "@daily", name: text})

@@ -2,16 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duetime.core import headers as H
 from duetime.core.errors import InvalidMessage, Reason
-from duetime.core.messages import (
-    DEAD_LETTER_HEADERS,
-    LATEST_MS,
-    MessageId,
-    check_destination,
-    check_unique,
-    dead_letter_headers,
-    split_headers,
-)
+from duetime.core.messages import LATEST_MS, MessageId, check_destination, check_unique
 
 ID_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:=~+-"
 
@@ -113,11 +106,11 @@ def test_every_reason_is_one_word_for_a_header():
 def test_dead_letter_headers_are_read_as_they_were_written():
     own = [("a", b"1"), ("due-id", b"old")]
     texts = {"due-topic": "orders", "due-id": "x", "due-partition": None, "due-attempts": 2}
-    headers = [*own, *dead_letter_headers(texts)]
-    found = split_headers(headers, DEAD_LETTER_HEADERS)
+    headers = [*own, *H.dead_letter(texts)]
+    found = H.split(headers, H.DEAD_LETTER)
     assert found is not None
     assert (found[0], found[1]["due-attempts"], found[1]["due-partition"]) == (own, "2", "")
-    assert list(found[1]) == list(DEAD_LETTER_HEADERS)
-    assert split_headers(headers[:-1], DEAD_LETTER_HEADERS) is None
+    assert list(found[1]) == list(H.DEAD_LETTER)
+    assert H.split(headers[:-1], H.DEAD_LETTER) is None
     spoiled = [*headers[:-1], (headers[-1][0], b"\xff")]
-    assert split_headers(spoiled, DEAD_LETTER_HEADERS) is None
+    assert H.split(spoiled, H.DEAD_LETTER) is None

@@ -12,9 +12,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from duetime.core import headers as H
 from duetime.core import schedules
 from duetime.core.cron import LEAD_MS, Misfire
-from duetime.core.messages import DEFINE, NEXT, PAUSE, RESUME, STOP
 from duetime.core.schedules import (
     RUN,
     Schedule,
@@ -81,9 +81,9 @@ class ScheduleStates(RuleBasedStateMachine):
         schedule = Schedule(
             name=name, since=since, topic="t", cron=cron, misfire=misfire, until=until
         )
-        self.append(DEFINE, schedule, start_ms=self.now_ms + starts_in)
+        self.append(H.DEFINE, schedule, start_ms=self.now_ms + starts_in)
 
-    @rule(name=NAMES, operation=st.sampled_from([PAUSE, RESUME, STOP]))
+    @rule(name=NAMES, operation=st.sampled_from([H.PAUSE, H.RESUME, H.STOP]))
     def change(self, name, operation):
         self.append(operation, Schedule(name=name, since="", topic="", cron=""))
 
@@ -94,7 +94,7 @@ class ScheduleStates(RuleBasedStateMachine):
         due = sorted((due_ms, since) for due_ms, since in self.waiting if due_ms <= self.now_ms)
         for each in due:
             schedule, from_ms = self.waiting.pop(each)
-            self.append(NEXT, schedule, next_ms=from_ms)
+            self.append(H.NEXT, schedule, next_ms=from_ms)
 
     @precondition(lambda self: self.committed < len(self.log))
     @rule(records=st.integers(1, 6), dies=st.integers(WRITES, SURVIVES), sent=st.integers(0, 2))
@@ -133,7 +133,7 @@ class ScheduleStates(RuleBasedStateMachine):
                 run = schedule.name, each.run_ms
                 assert is_repeated or run not in self.runs, f"{run} is sent twice"
                 self.runs.add(run)
-            elif each.kind == NEXT:
+            elif each.kind == H.NEXT:
                 identity = each.due_ms, schedule.since
                 if not (is_repeated and identity in self.ids):
                     self.waiting[identity] = schedule, each.run_ms
@@ -169,17 +169,17 @@ class ScheduleStates(RuleBasedStateMachine):
         sent = sorted(run_ms for each, run_ms in self.runs if each == name)
         spans, present, is_paused = [], None, False
         for each in commands:
-            if each.operation == DEFINE:
+            if each.operation == H.DEFINE:
                 # A pause ends with its schedule; here the two may have been noticed in any order.
                 if present and is_paused and present.schedule.until:
                     return
                 present = each
                 spans.append([each.start_ms, None])
-            elif present and each.operation == STOP:
+            elif present and each.operation == H.STOP:
                 present, spans[-1][1] = None, each.at_ms + LEAD_MS
                 is_paused = False
-            elif present and each.operation in (PAUSE, RESUME):
-                is_paused = each.operation == PAUSE
+            elif present and each.operation in (H.PAUSE, H.RESUME):
+                is_paused = each.operation == H.PAUSE
         for run_ms in sent:
             assert any(
                 start <= run_ms and (end is None or run_ms <= end) for start, end in spans

@@ -9,9 +9,9 @@ from importlib.resources import files
 import pytest
 
 from duetime.core import cron as cron_rules
+from duetime.core import headers as H
 from duetime.core import schedules
 from duetime.core.cron import LEAD_MS, Misfire
-from duetime.core.messages import DEFINE, NEXT, PAUSE, RESUME, STOP
 from duetime.core.schedules import (
     REEVALUATION_MS,
     REFUSED,
@@ -48,7 +48,7 @@ class Talk:
         )
         # Of a schedule that waits, the run that it is looked at again for.
         return [
-            (each.kind, each.due_ms + LEAD_MS if each.kind == NEXT else each.run_ms)
+            (each.kind, each.due_ms + LEAD_MS if each.kind == H.NEXT else each.run_ms)
             for each in self.outcomes
         ]
 
@@ -75,7 +75,7 @@ def said(operation, schedule=DAILY, at_ms=NOW_MS, start_ms=None, next_ms=None):
 
 
 def ran(run_ms, schedule=DAILY):
-    return said(NEXT, schedule, at_ms=run_ms - LEAD_MS, next_ms=run_ms)
+    return said(H.NEXT, schedule, at_ms=run_ms - LEAD_MS, next_ms=run_ms)
 
 
 @pytest.fixture
@@ -88,21 +88,24 @@ SECOND, THIRD, FOURTH = (FIRST + each * MINUTE for each in (10, 20, 30))
 
 
 def test_schedule_waits_for_its_first_run_and_then_the_next(talk):
-    assert talk.say(said(DEFINE)) == [(NEXT, FIRST)]
-    assert talk.say(ran(FIRST)) == [(RUN, FIRST), (NEXT, SECOND)]
+    assert talk.say(said(H.DEFINE)) == [(H.NEXT, FIRST)]
+    assert talk.say(ran(FIRST)) == [(RUN, FIRST), (H.NEXT, SECOND)]
     assert talk.pages == {}
 
 
 def test_schedule_defined_just_before_a_run_has_that_run(talk):
-    assert talk.say(said(DEFINE, at_ms=FIRST - 1)) == [(RUN, FIRST), (NEXT, SECOND)]
+    assert talk.say(said(H.DEFINE, at_ms=FIRST - 1)) == [(RUN, FIRST), (H.NEXT, SECOND)]
 
 
 def test_schedule_with_a_start_begins_then(talk):
-    assert talk.say(said(DEFINE, start_ms=SECOND, at_ms=SECOND)) == [(RUN, SECOND), (NEXT, THIRD)]
+    assert talk.say(said(H.DEFINE, start_ms=SECOND, at_ms=SECOND)) == [
+        (RUN, SECOND),
+        (H.NEXT, THIRD),
+    ]
 
 
 def test_next_run_is_never_before_the_start(talk):
-    assert talk.say(said(DEFINE, start_ms=SECOND + 1)) == [(NEXT, THIRD)]
+    assert talk.say(said(H.DEFINE, start_ms=SECOND + 1)) == [(H.NEXT, THIRD)]
     schedule = talk.book.find("nightly")
     assert schedule.next_ms(NOW_MS) == THIRD
     assert schedule.next_ms(THIRD + 1) == THIRD + 10 * MINUTE
@@ -110,25 +113,25 @@ def test_next_run_is_never_before_the_start(talk):
 
 def test_next_run_is_the_first_that_is_not_sent(talk):
     """A pause or a resume that is heard by then does not change those."""
-    talk.say(said(DEFINE))
+    talk.say(said(H.DEFINE))
     schedule = talk.book.find("nightly")
     assert schedule.next_ms(FIRST - LEAD_MS - 1) == FIRST
     assert schedule.next_ms(FIRST - LEAD_MS) == SECOND
 
 
 def test_schedule_before_its_start_can_be_paused_stopped_and_replaced(talk):
-    talk.say(said(DEFINE, start_ms=SECOND), said(PAUSE))
+    talk.say(said(H.DEFINE, start_ms=SECOND), said(H.PAUSE))
     assert talk.book.find("nightly").is_paused
     again = replace(DAILY, since="2-nightly")
-    assert talk.say(said(DEFINE, again, start_ms=THIRD)) == [(NEXT, THIRD)]
+    assert talk.say(said(H.DEFINE, again, start_ms=THIRD)) == [(H.NEXT, THIRD)]
     assert talk.say(ran(SECOND)) == []
-    talk.say(said(STOP))
+    talk.say(said(H.STOP))
     assert talk.say(ran(THIRD, again)) == []
     assert talk.book.all() == []
 
 
 def test_entry_without_a_start_is_decoded(talk):
-    talk.say(said(DEFINE, start_ms=SECOND))
+    talk.say(said(H.DEFINE, start_ms=SECOND))
     written = json.loads(talk.book.entries["nightly"].encoded())
     for name in ("start_ms", "ended_ms", "resumed_ms", "resumed_at"):
         del written["now"][name]
@@ -137,21 +140,21 @@ def test_entry_without_a_start_is_decoded(talk):
 
 
 def test_runs_are_left_out_during_a_pause(talk):
-    talk.say(said(DEFINE))
-    assert talk.say(said(PAUSE)) == []
-    assert talk.say(ran(FIRST)) == [(NEXT, SECOND)]
-    assert talk.say(said(RESUME)) == []
-    assert talk.say(ran(SECOND)) == [(RUN, SECOND), (NEXT, THIRD)]
+    talk.say(said(H.DEFINE))
+    assert talk.say(said(H.PAUSE)) == []
+    assert talk.say(ran(FIRST)) == [(H.NEXT, SECOND)]
+    assert talk.say(said(H.RESUME)) == []
+    assert talk.say(ran(SECOND)) == [(RUN, SECOND), (H.NEXT, THIRD)]
 
 
 def test_runs_left_out_by_a_pause_stay_so_when_replayed_without_it(talk):
-    talk.say(said(DEFINE), said(PAUSE))
+    talk.say(said(H.DEFINE), said(H.PAUSE))
     again = replace(DAILY, since="2-nightly")
     later = [
         ran(FIRST),
-        said(DEFINE, again, at_ms=SECOND - LEAD_MS),
+        said(H.DEFINE, again, at_ms=SECOND - LEAD_MS),
         ran(THIRD, again),
-        said(RESUME, at_ms=THIRD),
+        said(H.RESUME, at_ms=THIRD),
         ran(FOURTH, again),
     ]
     for each in later:
@@ -165,62 +168,62 @@ def test_run_after_a_pause_comes_despite_clock_or_offset_resets(talk, resumed):
     resumed_ms, resumed_at = resumed
     since = replace(DAILY, resumed_ms=resumed_ms, resumed_at=resumed_at)
     talk.book.note({"nightly": ScheduleEntry(since)})
-    assert talk.say(ran(FIRST)) == [(RUN, FIRST), (NEXT, SECOND)]
+    assert talk.say(ran(FIRST)) == [(RUN, FIRST), (H.NEXT, SECOND)]
 
 
 def test_schedule_replaced_while_paused_stays_paused(talk):
-    talk.say(said(DEFINE))
-    talk.say(said(PAUSE))
+    talk.say(said(H.DEFINE))
+    talk.say(said(H.PAUSE))
     again = replace(DAILY, since="2-nightly")
-    assert talk.say(said(DEFINE, again, at_ms=FIRST - LEAD_MS - 1)) == [(NEXT, FIRST)]
-    assert talk.say(ran(FIRST, again)) == [(NEXT, SECOND)]
-    assert talk.say(said(RESUME)) == []
-    assert talk.say(ran(SECOND, again)) == [(RUN, SECOND), (NEXT, THIRD)]
+    assert talk.say(said(H.DEFINE, again, at_ms=FIRST - LEAD_MS - 1)) == [(H.NEXT, FIRST)]
+    assert talk.say(ran(FIRST, again)) == [(H.NEXT, SECOND)]
+    assert talk.say(said(H.RESUME)) == []
+    assert talk.say(ran(SECOND, again)) == [(RUN, SECOND), (H.NEXT, THIRD)]
 
 
 def test_schedule_stopped_while_paused_can_be_defined_again(talk):
-    talk.say(said(DEFINE), said(PAUSE), said(STOP))
-    assert talk.say(said(DEFINE)) == [(NEXT, FIRST)]
-    assert talk.say(ran(FIRST)) == [(RUN, FIRST), (NEXT, SECOND)]
+    talk.say(said(H.DEFINE), said(H.PAUSE), said(H.STOP))
+    assert talk.say(said(H.DEFINE)) == [(H.NEXT, FIRST)]
+    assert talk.say(ran(FIRST)) == [(RUN, FIRST), (H.NEXT, SECOND)]
 
 
 def test_stopped_schedule_has_no_more_runs(talk):
-    talk.say(said(DEFINE))
-    assert talk.say(said(STOP)) == talk.say(ran(FIRST)) == []
+    talk.say(said(H.DEFINE))
+    assert talk.say(said(H.STOP)) == talk.say(ran(FIRST)) == []
     # Of what is unknown there is nothing to be said.
-    assert talk.say(said(PAUSE), said(RESUME), said(STOP)) == []
-    assert talk.say(said(DEFINE)) == [(NEXT, FIRST)]
+    assert talk.say(said(H.PAUSE), said(H.RESUME), said(H.STOP)) == []
+    assert talk.say(said(H.DEFINE)) == [(H.NEXT, FIRST)]
 
 
 def test_later_definition_of_a_name_replaces_the_earlier(talk):
     other = replace(DAILY, since="2-nightly", cron="*/20 * * * *")
-    talk.say(said(DEFINE))
-    (kind, first_ms), *_ = talk.say(said(DEFINE, other))
-    assert kind == NEXT
+    talk.say(said(H.DEFINE))
+    (kind, first_ms), *_ = talk.say(said(H.DEFINE, other))
+    assert kind == H.NEXT
     assert first_ms % (20 * MINUTE) == 0
     assert talk.say(ran(FIRST)) == []
 
 
 def test_replacing_a_schedule_does_not_repeat_a_run_under_way(talk):
-    talk.say(said(DEFINE))
-    assert talk.say(ran(FIRST)) == [(RUN, FIRST), (NEXT, SECOND)]
+    talk.say(said(H.DEFINE))
+    assert talk.say(ran(FIRST)) == [(RUN, FIRST), (H.NEXT, SECOND)]
     again = replace(DAILY, since="2-nightly")
-    assert talk.say(said(DEFINE, again, at_ms=FIRST - 5_000)) == [(NEXT, SECOND)]
+    assert talk.say(said(H.DEFINE, again, at_ms=FIRST - 5_000)) == [(H.NEXT, SECOND)]
 
 
 def test_stopping_and_defining_does_not_repeat_a_run_under_way(talk):
-    talk.say(said(DEFINE))
-    assert talk.say(ran(FIRST)) == [(RUN, FIRST), (NEXT, SECOND)]
-    talk.say(said(STOP, at_ms=FIRST - 8_000))
+    talk.say(said(H.DEFINE))
+    assert talk.say(ran(FIRST)) == [(RUN, FIRST), (H.NEXT, SECOND)]
+    talk.say(said(H.STOP, at_ms=FIRST - 8_000))
     again = replace(DAILY, since="2-nightly")
-    assert talk.say(said(DEFINE, again, at_ms=FIRST - 3_000)) == [(NEXT, SECOND)]
+    assert talk.say(said(H.DEFINE, again, at_ms=FIRST - 3_000)) == [(H.NEXT, SECOND)]
 
 
 def test_last_run_under_way_is_not_repeated_by_the_next_schedule(talk):
-    talk.say(said(DEFINE, replace(DAILY, until=str(FIRST))))
+    talk.say(said(H.DEFINE, replace(DAILY, until=str(FIRST))))
     assert talk.say(ran(FIRST)) == [(RUN, FIRST)]
     again = replace(DAILY, since="2-nightly")
-    assert talk.say(said(DEFINE, again, at_ms=FIRST - 3_000)) == [(NEXT, SECOND)]
+    assert talk.say(said(H.DEFINE, again, at_ms=FIRST - 3_000)) == [(H.NEXT, SECOND)]
 
 
 #: When a schedule is replaced whose first run was missed in an outage.
@@ -231,15 +234,15 @@ REPLACED_MS = FIRST + 5 * MINUTE
 def test_a_replaced_schedule_drops_its_missed_runs(talk, misfire):
     was = replace(DAILY, misfire=misfire)
     again = replace(was, since="2-nightly")
-    talk.say(said(DEFINE, was))
-    assert talk.say(said(DEFINE, again, at_ms=REPLACED_MS)) == [(NEXT, SECOND)]
-    late = said(NEXT, was, at_ms=REPLACED_MS + 2_000, next_ms=FIRST)
+    talk.say(said(H.DEFINE, was))
+    assert talk.say(said(H.DEFINE, again, at_ms=REPLACED_MS)) == [(H.NEXT, SECOND)]
+    late = said(H.NEXT, was, at_ms=REPLACED_MS + 2_000, next_ms=FIRST)
     assert talk.say(late) == talk.say_again() == []
-    assert talk.say(ran(SECOND, again)) == [(RUN, SECOND), (NEXT, THIRD)]
+    assert talk.say(ran(SECOND, again)) == [(RUN, SECOND), (H.NEXT, THIRD)]
 
 
 def test_fields_of_older_versions_are_ignored(talk):
-    talk.say(said(DEFINE))
+    talk.say(said(H.DEFINE))
     page = talk.book.entries["nightly"]
     written = json.loads(page.encoded())
     written["now"]["replaced"] = [["1-nightly", REPLACED_MS]]
@@ -250,16 +253,16 @@ OTHER = replace(DAILY, name="other", since="1-other")
 
 
 @pytest.mark.parametrize(
-    "end", [said(STOP, at_ms=FIRST - LEAD_MS), ran(FIRST)], ids=["stopped", "over"]
+    "end", [said(H.STOP, at_ms=FIRST - LEAD_MS), ran(FIRST)], ids=["stopped", "over"]
 )
 def test_entry_of_an_ended_schedule_is_deleted_in_a_later_batch(talk, end):
-    talk.say(said(DEFINE, replace(DAILY, until=str(FIRST))))
+    talk.say(said(H.DEFINE, replace(DAILY, until=str(FIRST))))
     talk.say(end)
     assert talk.book.all() == []
     # Its last run may be on its way.
-    talk.say(said(DEFINE, OTHER, at_ms=FIRST))
+    talk.say(said(H.DEFINE, OTHER, at_ms=FIRST))
     assert "nightly" in talk.book.entries
-    talk.say(said(PAUSE, OTHER, at_ms=FIRST + 1))
+    talk.say(said(H.PAUSE, OTHER, at_ms=FIRST + 1))
     assert talk.pages["nightly"] is None
     assert list(talk.book.entries) == ["other"]
     assert talk.say_again() == []
@@ -267,7 +270,7 @@ def test_entry_of_an_ended_schedule_is_deleted_in_a_later_batch(talk, end):
 
 def test_schedule_over_at_once_sends_its_runs_and_is_not_listed(talk):
     over = replace(DAILY, until=str(FIRST))
-    assert talk.say(said(DEFINE, over, at_ms=FIRST, start_ms=NOW_MS)) == [(RUN, FIRST)]
+    assert talk.say(said(H.DEFINE, over, at_ms=FIRST, start_ms=NOW_MS)) == [(RUN, FIRST)]
     assert talk.book.all() == []
 
 
@@ -276,12 +279,15 @@ def test_schedule_with_an_unknown_zone_is_retried_and_loses_no_run(talk):
     talk.book.note({"nightly": ScheduleEntry(unknown)})
     talk.say(ran(FIRST))
     (again,) = talk.outcomes
-    assert (again.kind, again.run_ms) == (NEXT, FIRST)
+    assert (again.kind, again.run_ms) == (H.NEXT, FIRST)
     assert (again.reason, again.due_ms) == ("bad-zone", FIRST - LEAD_MS + REEVALUATION_MS)
     assert talk.book.find("nightly").next_ms(NOW_MS) is None
     # On another machine.
     talk.book.note({"nightly": ScheduleEntry(DAILY)})
-    assert talk.say(said(NEXT, at_ms=again.due_ms, next_ms=FIRST)) == [(RUN, FIRST), (NEXT, SECOND)]
+    assert talk.say(said(H.NEXT, at_ms=again.due_ms, next_ms=FIRST)) == [
+        (RUN, FIRST),
+        (H.NEXT, SECOND),
+    ]
 
 
 @pytest.fixture
@@ -312,15 +318,15 @@ HOUR = 60 * MINUTE
 @pytest.mark.parametrize(("ahead", "run_ms"), [(2, YEARLY_MS - HOUR), (0, YEARLY_MS + HOUR)])
 def test_run_follows_the_zones_rules_of_its_day(talk, place, ahead, run_ms):
     place(1)
-    talk.say(said(DEFINE, YEARLY))
+    talk.say(said(H.DEFINE, YEARLY))
     (waits,) = talk.outcomes
     assert waits.due_ms == NOW_MS + WAKE_MS
     place(ahead)
     runs, looks = [], 0
     while not runs:
-        assert waits.kind == NEXT
+        assert waits.kind == H.NEXT
         assert waits.due_ms < run_ms
-        talk.say(said(NEXT, YEARLY, at_ms=waits.due_ms, next_ms=waits.run_ms))
+        talk.say(said(H.NEXT, YEARLY, at_ms=waits.due_ms, next_ms=waits.run_ms))
         *runs, waits = talk.outcomes
         looks += 1
     assert [each.run_ms for each in runs] == [run_ms]
@@ -342,11 +348,13 @@ def test_rules_that_change_in_the_last_days_move_the_run(talk, place, ahead, led
     place(1)
     once = replace(YEARLY, misfire="once")
     day_ms = 24 * HOUR
-    talk.say(said(DEFINE, once, at_ms=YEARLY_MS - day_ms))
+    talk.say(said(H.DEFINE, once, at_ms=YEARLY_MS - day_ms))
     (waits,) = talk.outcomes
     assert waits.due_ms == YEARLY_MS - LEAD_MS
     place(ahead)
-    *runs, (_, looked_at_ms) = talk.say(said(NEXT, once, at_ms=waits.due_ms, next_ms=waits.run_ms))
+    *runs, (_, looked_at_ms) = talk.say(
+        said(H.NEXT, once, at_ms=waits.due_ms, next_ms=waits.run_ms)
+    )
     assert runs == led_to
     if not runs:
         assert looked_at_ms == YEARLY_MS + HOUR
@@ -370,14 +378,14 @@ def test_catch_up_is_capped_per_batch(talk, monkeypatch):
         replace(DAILY, name=f"n{each}", since=f"{each}", misfire="all") for each in range(count)
     ]
     talk.book.note({each.name: ScheduleEntry(each) for each in many})
-    batch = [said(NEXT, each, at_ms=at_ms, next_ms=FIRST) for each in many]
+    batch = [said(H.NEXT, each, at_ms=at_ms, next_ms=FIRST) for each in many]
     kinds = [kind for kind, _ in talk.say(*batch)]
-    assert (kinds.count(RUN), kinds.count(NEXT)) == (1_000, count)
+    assert (kinds.count(RUN), kinds.count(H.NEXT)) == (1_000, count)
 
 
-@pytest.mark.parametrize("operation", [PAUSE, STOP])
+@pytest.mark.parametrize("operation", [H.PAUSE, H.STOP])
 def test_repeated_batch_leads_to_the_same(talk, operation):
-    talk.say(said(DEFINE))
+    talk.say(said(H.DEFINE))
     first = talk.say(ran(FIRST), said(operation), ran(SECOND))
     assert (RUN, FIRST) in first
     assert (RUN, SECOND) not in first
@@ -389,13 +397,13 @@ def test_replay_in_other_batches_leads_to_nothing_new(talk):
     """As where a pipeline has lost its checkpoint: ids tell then what is sent already."""
     again, last = (replace(DAILY, since=f"{number}-nightly") for number in (2, 3))
     each = [
-        said(DEFINE, at_ms=FIRST - 5_000),
-        said(NEXT, at_ms=REPLACED_MS, next_ms=SECOND),
-        said(DEFINE, again, at_ms=REPLACED_MS + 1),
-        said(PAUSE, at_ms=REPLACED_MS + 2),
+        said(H.DEFINE, at_ms=FIRST - 5_000),
+        said(H.NEXT, at_ms=REPLACED_MS, next_ms=SECOND),
+        said(H.DEFINE, again, at_ms=REPLACED_MS + 1),
+        said(H.PAUSE, at_ms=REPLACED_MS + 2),
         ran(SECOND, again),
-        said(RESUME, at_ms=SECOND),
-        said(DEFINE, last, at_ms=SECOND + 1),
+        said(H.RESUME, at_ms=SECOND),
+        said(H.DEFINE, last, at_ms=SECOND + 1),
         ran(THIRD, last),
     ]
     led_to = {found for one in each for found in talk.say(one)}
@@ -403,11 +411,11 @@ def test_replay_in_other_batches_leads_to_nothing_new(talk):
     assert set(talk.say(*each)) <= led_to
     now = talk.book.find("nightly")
     assert (now.since, now.is_paused) == (last.since, book["nightly"].now.is_paused)
-    assert talk.say(said(NEXT, last, at_ms=THIRD, next_ms=THIRD + 10 * MINUTE))
+    assert talk.say(said(H.NEXT, last, at_ms=THIRD, next_ms=THIRD + 10 * MINUTE))
 
 
 def test_repeated_definition_leads_to_the_same(talk):
-    first = talk.say(said(DEFINE, at_ms=FIRST - 1))
+    first = talk.say(said(H.DEFINE, at_ms=FIRST - 1))
     assert talk.say_again() == first
 
 
@@ -422,11 +430,11 @@ def test_repeated_definition_leads_to_the_same(talk):
     ],
 )
 def test_invalid_definition_is_refused_and_changes_nothing(talk, wrong, reason):
-    talk.say(said(DEFINE))
+    talk.say(said(H.DEFINE))
     bad = Schedule(
         name="nightly", since="2-nightly", topic="orders", **({"cron": "@daily"} | wrong)
     )
-    outcomes, pages = apply_commands(talk.book, [said(DEFINE, bad)(7)])
+    outcomes, pages = apply_commands(talk.book, [said(H.DEFINE, bad)(7)])
     assert [(each.kind, each.offset, each.reason) for each in outcomes] == [(REFUSED, 7, reason)]
     assert pages == {}
 

@@ -3,8 +3,8 @@
 import pytest
 from tests.support.index_files import damage, files_in
 
+from duetime.core import headers as H
 from duetime.core.errors import KafkaError
-from duetime.core.messages import DELIVER_AFTER_MS
 from duetime.delayed.index import Cursor, SegmentLimits
 from duetime.delayed.partition import CacheBudget, CommittedPosition, DelayedPartition, RecordCache
 
@@ -20,7 +20,7 @@ class Record:
         return self._offset
 
     def headers(self):
-        return [(DELIVER_AFTER_MS, str(self._time_ms).encode())]
+        return [(H.DELIVER_AFTER_MS, str(self._time_ms).encode())]
 
     def timestamp(self):
         return 1, NOW_MS

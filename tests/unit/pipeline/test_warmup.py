@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from duetime.core.messages import DUE_AT_MS
+from duetime.core import headers as H
 from duetime.pipeline.monitoring.synthetic_messages import (
     PUNCTUAL_MS,
     PUNCTUAL_S,
@@ -27,7 +27,7 @@ class Arrival:
     late_ms: int = 0
 
     def headers(self):
-        return None if self.due_ms is None else [(DUE_AT_MS, str(self.due_ms).encode())]
+        return None if self.due_ms is None else [(H.DUE_AT_MS, str(self.due_ms).encode())]
 
     def timestamp(self):
         return 2, (self.due_ms or 0) + self.late_ms

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duetime.core import headers as H
 from duetime.core.errors import ConfigError, StoreError
-from duetime.core.messages import SCHEDULED_HEADERS
 from duetime.core.settings import Settings, load_settings
 from duetime.stores.aerospike.lease_table import LeasedSpan, LeaseTable
 from duetime.stores.aerospike.schema import bins_from_row, record_from_bins, server_address, ttl_s
@@ -23,7 +23,7 @@ LONGEST_BIN = 15
 
 def record(*, key=b"k", value=b"v", state=b"1", own=()):
     values = (b"orders", None, state, b"17", b"000000000011-m")
-    return Record(3, 5, NOW_MS, key, value, [*zip(SCHEDULED_HEADERS, values, strict=True), *own])
+    return Record(3, 5, NOW_MS, key, value, [*zip(H.SCHEDULED, values, strict=True), *own])
 
 
 def bins(given_record, due_ms=17):

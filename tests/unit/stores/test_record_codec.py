@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duetime.core.messages import SCHEDULED_HEADERS, MessageId
+from duetime.core import headers as H
+from duetime.core.messages import MessageId
 from duetime.stores.record_codec import (
     HEADERS,
     KAFKA_COLUMNS,
@@ -118,7 +119,7 @@ def test_message_cancel_and_retry_have_distinct_names():
 @pytest.mark.parametrize("topic", [b"orders", None])
 def test_only_a_record_with_a_topic_is_a_message(topic):
     values = (topic, b"3", b"1:9", b"%d" % DUE_MS, ID.encode())
-    headers = [*zip(SCHEDULED_HEADERS, values, strict=True), ("a", b"\xff")]
+    headers = [*zip(H.SCHEDULED, values, strict=True), ("a", b"\xff")]
     found = Record(0, 0, 0, b"k", b"v", headers).to_message(cancelled=True)
     if topic is None:
         assert found is None

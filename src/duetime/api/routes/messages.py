@@ -47,21 +47,10 @@ from duetime.client.http_models import (
 )
 from duetime.client.rescheduling import reschedule
 from duetime.client.schedules import list_schedules
+from duetime.core import headers as H
 from duetime.core.clock import format_instant, parse_instant
 from duetime.core.errors import InvalidMessage, Reason, TooLate, UnknownMessage
-from duetime.core.messages import (
-    CONSUMED_HEADERS,
-    DUE_CLUSTER,
-    DUE_EXPIRES_MS,
-    DUE_PARTITION,
-    DUE_TOPIC,
-    ID_PATTERN,
-    LATEST_MS,
-    MessageId,
-    PendingMessage,
-    SortKey,
-    headers_without,
-)
+from duetime.core.messages import ID_PATTERN, LATEST_MS, MessageId, PendingMessage, SortKey
 from duetime.core.records import IntakeRecord, new_uniques
 
 router = APIRouter(
@@ -355,19 +344,17 @@ async def _find_in_spool(
 
 def _scheduled_by(record: IntakeRecord) -> PendingMessage:
     """Return the message that a record in the spool schedules."""
-    due = {
-        name: (value or b"").decode() for name, value in record.headers if name in CONSUMED_HEADERS
-    }
-    partition, expires_ms = due.get(DUE_PARTITION), due.get(DUE_EXPIRES_MS)
+    due = {name: (value or b"").decode() for name, value in record.headers if name in H.CONSUMED}
+    partition, expires_ms = due.get(H.DUE_PARTITION), due.get(H.DUE_EXPIRES_MS)
     return PendingMessage(
         id=record.id,
-        topic=due[DUE_TOPIC],
+        topic=due[H.DUE_TOPIC],
         partition=int(partition) if partition else None,
-        cluster=due.get(DUE_CLUSTER),
+        cluster=due.get(H.DUE_CLUSTER),
         expires_ms=int(expires_ms) if expires_ms else None,
         key=record.key,
         value=record.value,
-        headers=headers_without(record.headers, CONSUMED_HEADERS),
+        headers=H.without(record.headers, H.CONSUMED),
         cancelled=False,
     )
 

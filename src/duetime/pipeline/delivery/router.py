@@ -19,14 +19,8 @@ from dataclasses import replace
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from duetime.core import headers as H
 from duetime.core.errors import Reason
-from duetime.core.messages import (
-    CALLBACK_BYTES,
-    DUE_CALLBACK,
-    DUE_ERROR,
-    DUE_ERROR_DETAIL,
-    DUE_ERROR_SOURCE,
-)
 from duetime.core.settings import Settings
 from duetime.core.topics import OVERHEAD_BYTES, TopicNames
 from duetime.pipeline.delivery.delivery_errors import (
@@ -117,18 +111,18 @@ class Router:
         and its callback is kept.
         """
         headers = F.coalesce(F.col("headers"), F.array().cast(HEADERS_TYPE))
-        url = header_text(header_map(headers), DUE_CALLBACK)
-        callback = F.array(header(DUE_CALLBACK, url)).cast(HEADERS_TYPE)
-        is_short = F.octet_length(url) < CALLBACK_BYTES
+        url = header_text(header_map(headers), H.DUE_CALLBACK)
+        callback = F.array(header(H.DUE_CALLBACK, url)).cast(HEADERS_TYPE)
+        is_short = F.octet_length(url) < H.CALLBACK_BYTES
         none = F.array().cast(HEADERS_TYPE)
         return self._refused(reason, detail, F.when(is_short, callback).otherwise(none))
 
     def _refused(self, reason: Column, detail: Column, kept: Column) -> Route:
         """To the rejected topic; of a record that is too large, the headers `kept`."""
         error = F.array(
-            header(DUE_ERROR, reason),
-            header(DUE_ERROR_DETAIL, detail),
-            header(DUE_ERROR_SOURCE, source()),
+            header(H.DUE_ERROR, reason),
+            header(H.DUE_ERROR_DETAIL, detail),
+            header(H.DUE_ERROR_SOURCE, source()),
         ).cast(HEADERS_TYPE)
         headers = F.coalesce(F.col("headers"), F.array().cast(HEADERS_TYPE))
         size = record_bytes(F.col("key"), F.col("value"), headers)
@@ -182,7 +176,7 @@ class Router:
         return _internal(F.lit(self._names.retry), with_error(message, error))
 
     def dead_letter(self, message: MessageColumns, headers: Column) -> SinkRow:
-        """To the dead letters: the sender's headers, and `dead_letter_headers`."""
+        """To the dead letters: the sender's headers, and `H.dead_letter`."""
         dead = replace(message, headers=F.concat(sender_headers(message), headers))
         return _internal(F.lit(self._names.dead_letter), dead)
 

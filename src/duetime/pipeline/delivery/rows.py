@@ -7,26 +7,9 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from duetime.core import headers as H
 from duetime.core.errors import Reason
-from duetime.core.messages import (
-    CLUSTER_PATTERN,
-    DEAD_LETTER_HEADERS,
-    DUE_AT_MS,
-    DUE_ATTEMPTS,
-    DUE_CLUSTER,
-    DUE_ERROR,
-    DUE_ERROR_DETAIL,
-    DUE_FAILED_FIRST_MS,
-    DUE_FAILED_LAST_MS,
-    DUE_ID,
-    DUE_PARTITION,
-    DUE_STATE,
-    DUE_TOPIC,
-    END,
-    LATEST_MS,
-    SCHEDULED_HEADERS,
-    TOPIC_PATTERN,
-)
+from duetime.core.messages import CLUSTER_PATTERN, END, LATEST_MS, TOPIC_PATTERN
 from duetime.spark.columns import (
     HEADERS_TYPE,
     header,
@@ -168,7 +151,7 @@ class MessageColumns:
     id: Column
     key: Column
     value: Column
-    #: Begins with SCHEDULED_HEADERS.
+    #: Begins with H.SCHEDULED.
     headers: Column
     #: bigint: the number of failed attempts, null for 0; None for a message that is certainly new.
     attempts: Column | None = None
@@ -202,8 +185,8 @@ def parsed(records: DataFrame) -> DataFrame:
     used, in code that is too large for the JVM's compilers.
     """
     headers, message = F.col("headers"), message_columns()
-    texts = {name: scheduled_text(headers, name) for name in SCHEDULED_HEADERS}
-    texts |= {DUE_STATE: state_fields(headers)}
+    texts = {name: scheduled_text(headers, name) for name in H.SCHEDULED}
+    texts |= {H.DUE_STATE: state_fields(headers)}
     read = records.select("*", *(each.alias(name) for name, each in texts.items()))
     known = read.select("*", *(each.alias(PARSED[field]) for field, each in _fields().items()))
     whole = known.select("*", _is_whole(message).alias("is_whole")).withColumns(
@@ -218,15 +201,15 @@ def parsed(records: DataFrame) -> DataFrame:
 
 def _fields() -> dict[str, Column]:
     """Return the fields of PARSED, read from columns that are named as the headers."""
-    state = F.col(DUE_STATE)
+    state = F.col(H.DUE_STATE)
     return {
-        "topic": F.col(DUE_TOPIC),
-        "partition": F.col(DUE_PARTITION),
+        "topic": F.col(H.DUE_TOPIC),
+        "partition": F.col(H.DUE_PARTITION),
         "cluster": state_word(state, "cluster"),
-        "due_ms": F.coalesce(state_number(state, "retry"), F.col(DUE_AT_MS).cast("bigint")),
+        "due_ms": F.coalesce(state_number(state, "retry"), F.col(H.DUE_AT_MS).cast("bigint")),
         "taken_ms": state_number(state, "taken"),
         "expires_ms": state_number(state, "expires"),
-        "id": F.col(DUE_ID),
+        "id": F.col(H.DUE_ID),
         "attempts": state_number(state, "attempts"),
     }
 
@@ -256,11 +239,11 @@ def is_foreign() -> Column:
 def pending_headers(message: MessageColumns, state: Column) -> MessageColumns:
     """Return a message whose `headers` are the sender's as it is scheduled, with this state."""
     values = {
-        DUE_TOPIC: message.topic,
-        DUE_PARTITION: message.partition,
-        DUE_STATE: state,
-        DUE_AT_MS: message.due_ms,
-        DUE_ID: message.id,
+        H.DUE_TOPIC: message.topic,
+        H.DUE_PARTITION: message.partition,
+        H.DUE_STATE: state,
+        H.DUE_AT_MS: message.due_ms,
+        H.DUE_ID: message.id,
     }
     return replace(message, headers=scheduled_headers(values, message.headers))
 
@@ -290,7 +273,7 @@ def error_struct(reason: Column, detail: Column) -> Column:
 def with_error(message: MessageColumns, error: Column) -> MessageColumns:
     """Return the message with the error in its last headers, as the retry topic has it."""
     appended = F.array(
-        header(DUE_ERROR, error["reason"]), header(DUE_ERROR_DETAIL, error["detail"])
+        header(H.DUE_ERROR, error["reason"]), header(H.DUE_ERROR_DETAIL, error["detail"])
     )
     return replace(message, headers=F.concat(message.headers, appended))
 
@@ -327,22 +310,22 @@ class FailureColumns:
 def dead_letter_headers(
     message: MessageColumns, due_at_ms: Column, failure: FailureColumns
 ) -> Column:
-    """Return DEAD_LETTER_HEADERS, which a dead letter has after the sender's own."""
+    """Return H.DEAD_LETTER, which a dead letter has after the sender's own."""
     values = {
-        DUE_TOPIC: message.topic,
-        DUE_PARTITION: message.partition,
-        DUE_CLUSTER: message.cluster,
-        DUE_AT_MS: due_at_ms,
-        DUE_ID: message.id,
-        DUE_ERROR: failure.reason,
-        DUE_ERROR_DETAIL: failure.detail,
-        DUE_ATTEMPTS: failure.attempts,
-        DUE_FAILED_FIRST_MS: failure.first_ms,
-        DUE_FAILED_LAST_MS: failure.last_ms,
+        H.DUE_TOPIC: message.topic,
+        H.DUE_PARTITION: message.partition,
+        H.DUE_CLUSTER: message.cluster,
+        H.DUE_AT_MS: due_at_ms,
+        H.DUE_ID: message.id,
+        H.DUE_ERROR: failure.reason,
+        H.DUE_ERROR_DETAIL: failure.detail,
+        H.DUE_ATTEMPTS: failure.attempts,
+        H.DUE_FAILED_FIRST_MS: failure.first_ms,
+        H.DUE_FAILED_LAST_MS: failure.last_ms,
     }
-    return F.array(*(header(name, values[name]) for name in DEAD_LETTER_HEADERS))
+    return F.array(*(header(name, values[name]) for name in H.DEAD_LETTER))
 
 
 def sender_headers(message: MessageColumns) -> Column:
-    """Return the headers of a scheduled message without SCHEDULED_HEADERS."""
-    return F.slice(message.headers, len(SCHEDULED_HEADERS) + 1, F.size(message.headers))
+    """Return the headers of a scheduled message without H.SCHEDULED."""
+    return F.slice(message.headers, len(H.SCHEDULED) + 1, F.size(message.headers))

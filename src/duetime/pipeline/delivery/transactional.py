@@ -27,11 +27,11 @@ from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPa
 from confluent_kafka import KafkaError as BrokerError
 
 from duetime.client.producer import PERMANENT_ERRORS
+from duetime.core import headers as H
 from duetime.core import metrics
 from duetime.core.clock import Clock
 from duetime.core.errors import KafkaError, error_text
 from duetime.core.leadership import check_lease
-from duetime.core.messages import UNDELIVERED_COUNT
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
 from duetime.core.topics import TopicNames
@@ -391,7 +391,7 @@ class Forwarder:
         for (each, known), to in zip(records, topics, strict=True):
             headers, partition = headers_of(each), -1
             if known and to != self._isolated:
-                headers = headers[UNDELIVERED_COUNT:]
+                headers = headers[H.UNDELIVERED_COUNT :]
                 partition = -1 if known.partition is None else known.partition
             try:
                 enqueue(

@@ -27,11 +27,10 @@ from operator import or_
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from duetime.core import headers as H
 from duetime.core.clock import format_duration
 from duetime.core.errors import Reason
 from duetime.core.messages import (
-    CANCEL,
-    DEFINE,
     END,
     LATEST_MS,
     LEADER,
@@ -214,7 +213,7 @@ def _destination_errors(settings: Settings) -> list[ErrorCase]:
     internal = is_internal(settings, topic, F.col("request.cluster"))
     return [
         ErrorCase(
-            F.coalesce(operation == DEFINE, F.lit(True)) & topic.isNull(),
+            F.coalesce(operation == H.DEFINE, F.lit(True)) & topic.isNull(),
             Reason.NO_TOPIC,
             "no destination topic is named",
         ),
@@ -370,7 +369,7 @@ def replaced_due_ms() -> Column:
 
 def is_cancel() -> Column:
     """boolean: the request is a cancel, valid or not."""
-    return F.coalesce(F.col("request.operation") == CANCEL, F.lit(False))
+    return F.coalesce(F.col("request.operation") == H.CANCEL, F.lit(False))
 
 
 def is_cancel_in_time(settings: Settings) -> Column:

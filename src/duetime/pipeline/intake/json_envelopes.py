@@ -11,8 +11,9 @@ possessive: Java has a loop for those that are not, and a call for each characte
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from duetime.core import headers as H
 from duetime.core.errors import Reason
-from duetime.core.messages import ADDRESS, DUE_CALLBACK, END
+from duetime.core.messages import END
 from duetime.pipeline.delivery.rows import ErrorCase
 from duetime.pipeline.intake.canonical_request import (
     CanonicalRequest,
@@ -71,13 +72,13 @@ def airtel() -> CanonicalRequest:
     envelope = JsonEnvelope("airtel", AIRTEL_FIELDS, payload="value")
     url = envelope.field("failurePostCallbackUrl")
     none = F.array().cast(HEADERS_TYPE)
-    callback = F.when(url.isNotNull(), F.array(header(DUE_CALLBACK, url))).otherwise(none)
+    callback = F.when(url.isNotNull(), F.array(header(H.DUE_CALLBACK, url))).otherwise(none)
     return CanonicalRequest(
         topic=envelope.field("topic"),
         due_ms=whole_number(envelope.field("postTime")),
         key=envelope.field("key").cast("binary"),
         value=envelope.payload(),
-        headers=F.concat(without(record_headers(), ADDRESS), _headers_field(envelope), callback),
+        headers=F.concat(without(record_headers(), H.ADDRESS), _headers_field(envelope), callback),
         parsed=envelope.parsed,
         errors=envelope.errors(due="postTime", unit="epoch ms"),
     )
@@ -86,7 +87,7 @@ def airtel() -> CanonicalRequest:
 def _headers_field(envelope: "JsonEnvelope") -> Column:
     """array: the envelope's field `headers`, as Kafka headers."""
     entries = envelope.field("headers")
-    others = F.filter(F.map_entries(entries), lambda one: ~one["key"].isin(*ADDRESS))
+    others = F.filter(F.map_entries(entries), lambda one: ~one["key"].isin(*H.ADDRESS))
     headers = F.transform(
         others,
         lambda one: F.struct(one["key"].alias("key"), one["value"].cast("binary").alias("value")),
@@ -109,7 +110,7 @@ def countdown() -> CanonicalRequest:
         topic=envelope.field("topic"),
         due_ms=F.when(wait_ms.between(0, 10**15), record_timestamp_ms() + wait_ms),
         value=envelope.payload(),
-        headers=without(record_headers(), ADDRESS),
+        headers=without(record_headers(), H.ADDRESS),
         parsed=envelope.parsed,
         errors=(
             *envelope.errors(due="countdown", unit="seconds"),

@@ -1,7 +1,7 @@
 """The envelopes made of Kafka headers: duetime's own, its control records, and etf1's scheduler.
 
 A native record with `due-cron` defines a schedule. It becomes a message to the topic
-`duetime.schedule-commands`, due at once, whose headers hold the definition: SCHEDULE_HEADERS,
+`duetime.schedule-commands`, due at once, whose headers hold the definition: H.SCHEDULE,
 always all and in this order, then the sender's. A control record that pauses, resumes or stops a
 schedule becomes such a message, too.
 """
@@ -11,36 +11,9 @@ from collections.abc import Mapping
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from duetime.core import headers as H
 from duetime.core.errors import Reason
-from duetime.core.messages import (
-    ADDRESS,
-    CANCEL,
-    CLUSTER_PATTERN,
-    CONSUMED_HEADERS,
-    DEFINE,
-    DUE_AT_MS,
-    DUE_CLUSTER,
-    DUE_CRON,
-    DUE_EXPIRES_MS,
-    DUE_ID,
-    DUE_IN_MS,
-    DUE_OP,
-    DUE_PARTITION,
-    DUE_REPLACES,
-    DUE_SCHEDULE,
-    DUE_TOPIC,
-    ID_PATTERN,
-    MAX_RECURRENCE_CHARACTERS,
-    RECURRENCE,
-    SCHEDULE_CLUSTER,
-    SCHEDULE_HEADERS,
-    SCHEDULE_MARK,
-    SCHEDULE_NEXT,
-    SCHEDULE_OPERATIONS,
-    SCHEDULE_PARTITION,
-    SCHEDULE_PATTERN,
-    SCHEDULE_TOPIC,
-)
+from duetime.core.messages import CLUSTER_PATTERN, ID_PATTERN, SCHEDULE_MARK, SCHEDULE_PATTERN
 from duetime.pipeline.delivery.rows import ErrorCase
 from duetime.pipeline.intake.canonical_request import (
     CanonicalRequest,
@@ -68,27 +41,27 @@ def native() -> CanonicalRequest:
     # hundredth of intake.
     is_schedule = F.col("is_schedule")
     due_ms = F.coalesce(
-        whole_number(named(DUE_AT_MS)), record_timestamp_ms() + whole_number(named(DUE_IN_MS))
+        whole_number(named(H.DUE_AT_MS)), record_timestamp_ms() + whole_number(named(H.DUE_IN_MS))
     )
-    is_untimed = named(DUE_AT_MS).isNull() & named(DUE_IN_MS).isNull()
-    headers = without(record_headers(), ADDRESS)
+    is_untimed = named(H.DUE_AT_MS).isNull() & named(H.DUE_IN_MS).isNull()
+    headers = without(record_headers(), H.ADDRESS)
     return CanonicalRequest(
-        topic=named(DUE_TOPIC),
-        partition=named(DUE_PARTITION),
-        cluster=named(DUE_CLUSTER),
-        expires_ms=whole_number(named(DUE_EXPIRES_MS)),
+        topic=named(H.DUE_TOPIC),
+        partition=named(H.DUE_PARTITION),
+        cluster=named(H.DUE_CLUSTER),
+        expires_ms=whole_number(named(H.DUE_EXPIRES_MS)),
         # A schedule without a time starts at once.
         due_ms=F.coalesce(due_ms, F.when(is_schedule & is_untimed, record_timestamp_ms())),
         # The due-id of a schedule is its name: each of its definitions is a message of its own.
-        unique=F.when(~is_schedule, named(DUE_ID)),
+        unique=F.when(~is_schedule, named(H.DUE_ID)),
         key=F.col("key"),
         value=F.col("value"),
         headers=F.when(is_schedule, _definition(due_ms)).otherwise(headers),
-        operation=F.when(is_schedule, DEFINE),
-        replaces=named(DUE_REPLACES),
+        operation=F.when(is_schedule, H.DEFINE),
+        replaces=named(H.DUE_REPLACES),
         errors=(
             ErrorCase(
-                ~named(DUE_CLUSTER).rlike(CLUSTER_PATTERN),
+                ~named(H.DUE_CLUSTER).rlike(CLUSTER_PATTERN),
                 Reason.UNKNOWN_CLUSTER,
                 "due-cluster is no cluster's name: use 1 to 40 of a-z A-Z 0-9 _ -",
             ),
@@ -98,19 +71,19 @@ def native() -> CanonicalRequest:
                 "neither due-at-ms nor due-in-ms: add one of the two headers",
             ),
             ErrorCase(
-                (named(DUE_AT_MS).isNotNull() & named(DUE_IN_MS).isNotNull())
-                | repeated(DUE_AT_MS, DUE_IN_MS),
+                (named(H.DUE_AT_MS).isNotNull() & named(H.DUE_IN_MS).isNotNull())
+                | repeated(H.DUE_AT_MS, H.DUE_IN_MS),
                 Reason.TWO_DUE_TIMES,
                 "more than one due-at-ms or due-in-ms: leave one",
             ),
-            bad_expiry(named(DUE_EXPIRES_MS)),
+            bad_expiry(named(H.DUE_EXPIRES_MS)),
             ErrorCase(
-                ~_can_be_replaced(named(DUE_REPLACES)),
+                ~_can_be_replaced(named(H.DUE_REPLACES)),
                 Reason.BAD_ID,
                 "due-replaces is no message's id: 12 hex digits, a dash and a name",
             ),
             ErrorCase(
-                is_schedule & named(DUE_REPLACES).isNotNull(),
+                is_schedule & named(H.DUE_REPLACES).isNotNull(),
                 Reason.BAD_ID,
                 "a schedule replaces no message: leave out due-replaces, and cancel by the id",
             ),
@@ -122,22 +95,22 @@ def native() -> CanonicalRequest:
 def _definition(start_ms: Column) -> Column:
     """array: the headers of the schedule that the record defines; null for a start at once."""
     values = {
-        DUE_OP: F.lit(DEFINE),
-        DUE_SCHEDULE: named(DUE_ID),
-        SCHEDULE_NEXT: start_ms,
-        SCHEDULE_TOPIC: named(DUE_TOPIC),
-        SCHEDULE_PARTITION: named(DUE_PARTITION),
-        SCHEDULE_CLUSTER: named(DUE_CLUSTER),
+        H.DUE_OP: F.lit(H.DEFINE),
+        H.DUE_SCHEDULE: named(H.DUE_ID),
+        H.SCHEDULE_NEXT: start_ms,
+        H.SCHEDULE_TOPIC: named(H.DUE_TOPIC),
+        H.SCHEDULE_PARTITION: named(H.DUE_PARTITION),
+        H.SCHEDULE_CLUSTER: named(H.DUE_CLUSTER),
     }
-    sender = F.filter(record_headers(), lambda one: ~one["key"].isin(*CONSUMED_HEADERS))
-    recurrence = {name: named(name) for name in RECURRENCE}
+    sender = F.filter(record_headers(), lambda one: ~one["key"].isin(*H.CONSUMED))
+    recurrence = {name: named(name) for name in H.RECURRENCE}
     return F.concat(_schedule_headers(values | recurrence), sender)
 
 
 def _schedule_headers(values: Mapping[str, Column]) -> Column:
-    """array: SCHEDULE_HEADERS with these values, and null for the others."""
+    """array: H.SCHEDULE with these values, and null for the others."""
     none = F.lit(None).cast("string")
-    return F.array(*(header(name, values.get(name, none)) for name in SCHEDULE_HEADERS))
+    return F.array(*(header(name, values.get(name, none)) for name in H.SCHEDULE))
 
 
 def _can_be_replaced(identity: Column) -> Column:
@@ -159,17 +132,17 @@ def bad_expiry(text: Column) -> ErrorCase:
 
 def _schedule_errors(is_schedule: Column) -> list[ErrorCase]:
     """Return errors of schedules only; the schedules query validates the recurrence itself."""
-    longest = F.greatest(*(F.coalesce(F.length(named(each)), F.lit(0)) for each in RECURRENCE))
-    name = named(DUE_ID)
+    longest = F.greatest(*(F.coalesce(F.length(named(each)), F.lit(0)) for each in H.RECURRENCE))
+    name = named(H.DUE_ID)
     return [
         ErrorCase(
-            is_schedule & (longest > MAX_RECURRENCE_CHARACTERS),
+            is_schedule & (longest > H.MAX_RECURRENCE_CHARACTERS),
             Reason.BAD_CRON,
-            f"one of {', '.join(RECURRENCE)} is too long: write {MAX_RECURRENCE_CHARACTERS} "
+            f"one of {', '.join(H.RECURRENCE)} is too long: write {H.MAX_RECURRENCE_CHARACTERS} "
             "characters at most",
         ),
         ErrorCase(
-            is_schedule & named(DUE_EXPIRES_MS).isNotNull(),
+            is_schedule & named(H.DUE_EXPIRES_MS).isNotNull(),
             Reason.BAD_EXPIRY,
             "a schedule has no due-expires-ms: due-until ends it, and due-misfire says what "
             "becomes of runs that are late",
@@ -185,7 +158,7 @@ def _schedule_errors(is_schedule: Column) -> list[ErrorCase]:
 
 def has_cron() -> Column:
     """boolean: the record defines a schedule. The column `is_schedule`."""
-    return named(DUE_CRON).isNotNull()
+    return named(H.DUE_CRON).isNotNull()
 
 
 def control() -> CanonicalRequest:
@@ -194,20 +167,20 @@ def control() -> CanonicalRequest:
     A cancel is due when its message is, so that it is routed to the same slot. Of a message that
     waits for a retry, `due-at-ms` is the instant of the retry. Other operations are due at once.
     """
-    operation = F.coalesce(named(DUE_OP), F.lit(""))
-    is_cancel, is_schedule = operation == CANCEL, operation.isin(*SCHEDULE_OPERATIONS)
+    operation = F.coalesce(named(H.DUE_OP), F.lit(""))
+    is_cancel, is_schedule = operation == H.CANCEL, operation.isin(*H.SCHEDULE_OPERATIONS)
     raw = F.col("key").cast("string")
     text = F.when(F.is_valid_utf8(raw), raw)
     is_id = text.rlike(ID_PATTERN)
-    retry_ms = named(DUE_AT_MS)
+    retry_ms = named(H.DUE_AT_MS)
     cancel_ms = F.when(retry_ms.isNull(), due_ms_of(text)).otherwise(whole_number(retry_ms))
-    headers = _schedule_headers({DUE_OP: operation, DUE_SCHEDULE: text}).cast(HEADERS_TYPE)
+    headers = _schedule_headers({H.DUE_OP: operation, H.DUE_SCHEDULE: text}).cast(HEADERS_TYPE)
     return CanonicalRequest(
         due_ms=F.when(is_schedule, record_timestamp_ms()).when(is_id, cancel_ms),
         unique=F.when(is_id & is_cancel, unique_of(text)),
         key=F.col("key"),
         headers=F.when(is_schedule, headers).otherwise(F.array().cast(HEADERS_TYPE)),
-        operation=F.when(is_schedule, operation).otherwise(CANCEL),
+        operation=F.when(is_schedule, operation).otherwise(H.CANCEL),
         errors=(
             ErrorCase(
                 ~(is_cancel | is_schedule),
@@ -241,7 +214,7 @@ def scheduler() -> CanonicalRequest:
         due_ms=F.when(seconds < 10**15, seconds * 1_000),
         key=named(TARGET_KEY).cast("binary"),
         value=F.col("value"),
-        headers=without(record_headers(), (EPOCH, TARGET_TOPIC, TARGET_KEY, *ADDRESS)),
+        headers=without(record_headers(), (EPOCH, TARGET_TOPIC, TARGET_KEY, *H.ADDRESS)),
         errors=(
             ErrorCase(
                 named(EPOCH).isNull(),

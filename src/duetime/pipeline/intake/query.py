@@ -34,7 +34,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import Window as W
 from pyspark.sql import functions as F
 
-from duetime.core.messages import CANCEL, DUE_REPLACES
+from duetime.core import headers as H
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.pipeline import RECOVER
@@ -195,7 +195,7 @@ class Intake:
 
 def _is_of_schedule() -> Column:
     """boolean: the request defines a schedule, or pauses, resumes or stops one."""
-    return F.coalesce(F.col("request.operation") != CANCEL, F.lit(False))
+    return F.coalesce(F.col("request.operation") != H.CANCEL, F.lit(False))
 
 
 def _of_message(name: str) -> Column:
@@ -286,7 +286,7 @@ def cancelled_ids(
     if not sent:
         return None
     # Most messages replace none, and are not worth parsing.
-    replacing = F.array_contains("headers.key", DUE_REPLACES)
+    replacing = F.array_contains("headers.key", H.DUE_REPLACES)
     cancelling = reduce(DataFrame.union, sent).where((F.col("topic") == names.control) | replacing)
     asked = requests(as_single_read(cancelling.sparkSession, cancelling))
     return asked.select(_cancelled_id(settings).alias("id")).where("id is not null").distinct()

@@ -14,9 +14,10 @@ from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
+from duetime.core import headers as H
 from duetime.core.clock import Clock, Offset
 from duetime.core.errors import error_text
-from duetime.core.messages import DUE_ID, MessageId
+from duetime.core.messages import MessageId
 from duetime.core.metrics import CLOCK_OFFSET_SECONDS, LATENESS_SECONDS, PROBES
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
@@ -236,7 +237,7 @@ class Prober:
                 # The topic is gone, for instance: the consumer must be opened again.
                 raise KafkaException(error)
             # On another cluster, others may write anything there.
-            identity = (dict(headers_of(record)).get(DUE_ID) or b"").decode(errors="replace")
+            identity = (dict(headers_of(record)).get(H.DUE_ID) or b"").decode(errors="replace")
             _, is_ours, path = identity.partition(f"-{self._mark}")
             if is_ours:
                 yield path, MessageId.parse(identity).due_ms, record.timestamp()[1]

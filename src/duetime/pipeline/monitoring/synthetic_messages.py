@@ -18,16 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from duetime.core import headers as H
 from duetime.core.clock import Clock
-from duetime.core.messages import (
-    DUE_AT_MS,
-    DUE_CLUSTER,
-    DUE_ID,
-    DUE_PARTITION,
-    DUE_STATE,
-    DUE_TOPIC,
-    MessageId,
-)
+from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
@@ -94,14 +87,14 @@ class SyntheticMessages:
         Raises KafkaException, and BufferError where the producer's queue is full.
         """
         headers: list[tuple[str, str | bytes | None]] = [
-            (DUE_TOPIC, self.topic),
-            (DUE_PARTITION, str(ARRIVALS)),
-            (DUE_AT_MS, str(due_ms)),
+            (H.DUE_TOPIC, self.topic),
+            (H.DUE_PARTITION, str(ARRIVALS)),
+            (H.DUE_AT_MS, str(due_ms)),
         ]
         if unique:
-            headers.append((DUE_ID, unique))
+            headers.append((H.DUE_ID, unique))
         if self._cluster:
-            headers.append((DUE_CLUSTER, self._cluster))
+            headers.append((H.DUE_CLUSTER, self._cluster))
         self.producer.produce(
             self._intake, value=value, key=key, headers=headers, on_delivery=on_delivery
         )
@@ -192,11 +185,11 @@ class WarmUp:
                 value=PAYLOAD,
                 partition=DRILLED,
                 headers=[
-                    (DUE_TOPIC, topic),
-                    (DUE_PARTITION, str(ARRIVALS)),
-                    (DUE_STATE, None),
-                    (DUE_AT_MS, str(identity.due_ms)),
-                    (DUE_ID, str(identity)),
+                    (H.DUE_TOPIC, topic),
+                    (H.DUE_PARTITION, str(ARRIVALS)),
+                    (H.DUE_STATE, None),
+                    (H.DUE_AT_MS, str(identity.due_ms)),
+                    (H.DUE_ID, str(identity)),
                 ],
                 on_delivery=lambda _, message: offsets.append(message.offset() or 0),
             )
@@ -213,7 +206,7 @@ class Punctuality:
 
     def count(self, message: Message) -> None:
         """Count an arrival, unless it is left from a warm-up that was interrupted."""
-        due_ms = int(dict(message.headers() or ()).get(DUE_AT_MS) or 0)
+        due_ms = int(dict(message.headers() or ()).get(H.DUE_AT_MS) or 0)
         if not message.error() and due_ms >= self._since_ms:
             self._late_ms[due_ms // 1_000].append(message.timestamp()[1] - due_ms)
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from duetime.core import headers as H
 from duetime.core.errors import KafkaError
-from duetime.core.messages import DUE_ERROR_SOURCE, DUE_ID, DUE_TOPIC
 from duetime.core.metrics import READ_BACK_RECORDS, READ_BACK_SECONDS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames, isolated_topics, message_topics
@@ -311,9 +311,9 @@ class DeliveryLog:
         rejected = F.col("topic") == self._names.rejected
         delivered = F.col("topic").isin(list(destinations))
         # A cancel has the id of its message, and no destination.
-        message = delivered | header_text(by_name, DUE_TOPIC).isNotNull()
-        name = F.when(rejected, header_text(by_name, DUE_ERROR_SOURCE)).when(
-            message, header_text(by_name, DUE_ID)
+        message = delivered | header_text(by_name, H.DUE_TOPIC).isNotNull()
+        name = F.when(rejected, header_text(by_name, H.DUE_ERROR_SOURCE)).when(
+            message, header_text(by_name, H.DUE_ID)
         )
         place = self._progress, *map(F.col, PLACE)
         return [name.alias("id"), delivered.alias("is_delivered"), *place]

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from duetime.core import headers as H
 from duetime.core.errors import Reason
-from duetime.core.messages import DUE_AT_MS, DUE_ID, DUE_PARTITION, DUE_STATE, DUE_TOPIC, LATEST_MS
+from duetime.core.messages import LATEST_MS
 from duetime.core.setting_types import QueueSettings
 from duetime.core.settings import Settings
 from duetime.pipeline.delivery.delivery_errors import topic_metadata
@@ -43,7 +44,7 @@ PLACE = ["topic", "partition", "offset"]
 RECORD = ["key", "value", "headers", "timestamp"]
 
 #: Headers that a redelivery sets: those of an earlier one are removed.
-REPLACED_HEADERS = (DUE_AT_MS, DUE_ID, REDELIVERY_COUNT)
+REPLACED_HEADERS = (H.DUE_AT_MS, H.DUE_ID, REDELIVERY_COUNT)
 
 DETAILS = {
     Reason.TIMED_OUT: "no delivery was acknowledged within the visibility timeout",
@@ -135,11 +136,11 @@ def _message() -> MessageColumns:
     """Return the redelivery as a scheduled message."""
     due_ms = F.col("due_ms")
     values = {
-        DUE_TOPIC: F.col("topic"),
-        DUE_PARTITION: F.col("partition"),
-        DUE_STATE: state_text(taken=F.col("returned_ms")),
-        DUE_AT_MS: due_ms,
-        DUE_ID: F.col("id"),
+        H.DUE_TOPIC: F.col("topic"),
+        H.DUE_PARTITION: F.col("partition"),
+        H.DUE_STATE: state_text(taken=F.col("returned_ms")),
+        H.DUE_AT_MS: due_ms,
+        H.DUE_ID: F.col("id"),
     }
     return MessageColumns(
         topic=F.col("topic"),

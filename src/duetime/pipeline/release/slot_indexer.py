@@ -25,9 +25,9 @@ from confluent_kafka import Producer
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from duetime.core import headers as H
 from duetime.core.clock import Clock
 from duetime.core.errors import KafkaError, error_text
-from duetime.core.messages import DUE_ID
 from duetime.core.settings import Settings
 from duetime.core.topics import OVERHEAD_BYTES, TopicNames
 from duetime.kafka.offsets import OffsetRange, Offsets, Partition
@@ -283,7 +283,7 @@ def pages(block: memoryview) -> list[bytes | None]:
 
 def entries(records: DataFrame, start: int) -> DataFrame:
     """Return the column entry of each record that has an id, in a block from offset `start`."""
-    identity = scheduled_text(F.col("headers"), DUE_ID)
+    identity = scheduled_text(F.col("headers"), H.DUE_ID)
     entry = F.shiftleft(fingerprints(identity), OFFSET_BITS) + (F.col("offset") - start)
     return records.select(entry.alias("entry")).where("entry is not null")
 

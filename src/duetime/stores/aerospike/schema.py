@@ -32,17 +32,9 @@ import aerospike
 import msgpack
 from aerospike.exception import AerospikeError
 
+from duetime.core import headers as H
 from duetime.core.errors import ConfigError, InvalidMessage, Reason, StoreError
-from duetime.core.messages import (
-    ADDRESS,
-    DUE_CALLBACK,
-    DUE_STATE,
-    DUE_TOPIC,
-    SCHEDULED_HEADERS,
-    UNIQUE_PATTERN,
-    MessageId,
-    check_destination,
-)
+from duetime.core.messages import UNIQUE_PATTERN, MessageId, check_destination
 from duetime.core.settings import Settings
 from duetime.kafka.range_reader import state_part
 from duetime.stores.record_codec import ORIGIN, Record, Row, headers_from, unpack
@@ -132,16 +124,16 @@ def check_server(settings: Settings) -> str:
 def bins_from_row(row: Row) -> Bins:
     """Return the bins of a saved row. A null is left out, as the server does."""
     record = unpack(row.packed)
-    headers, waiting = dict(record.headers), dict(record.headers[: len(SCHEDULED_HEADERS)])
+    headers, waiting = dict(record.headers), dict(record.headers[: len(H.SCHEDULED)])
     bins = {
         "id": row.id,
-        "topic": _text(headers.get(DUE_TOPIC)),
+        "topic": _text(headers.get(H.DUE_TOPIC)),
         "key": record.key,
         "value": record.value,
         "headers": msgpack.packb([each for header in record.headers for each in header]),
         "postTime": row.due_ms,
-        "failureUrl": _text(headers.get(DUE_CALLBACK)),
-        "tries": int(state_part(_text(waiting.get(DUE_STATE)), "attempts") or 0),
+        "failureUrl": _text(headers.get(H.DUE_CALLBACK)),
+        "tries": int(state_part(_text(waiting.get(H.DUE_STATE)), "attempts") or 0),
         "place": row.packed[: ORIGIN.size],
     }
     return {name: value for name, value in bins.items() if value is not None}
@@ -198,16 +190,16 @@ def _foreign_record(bins: Bins, digest: bytes, namespace: str) -> Record:
         raise InvalidMessage(Reason.BAD_HEADERS, "its bin headers is not a map")
     identity = foreign_id(bins, digest)
     values = (check_destination(topic, namespace), None, "0", str(identity.due_ms), str(identity))
-    headers = list(zip(SCHEDULED_HEADERS, map(_published, values), strict=True))
+    headers = list(zip(H.SCHEDULED, map(_published, values), strict=True))
     headers += [
         (str(name), _published(value))
         for name, value in (given or {}).items()
-        if str(name) not in ADDRESS
+        if str(name) not in H.ADDRESS
     ]
     # The published name is too long for a bin, and every service shortens it differently.
     url = next((bins[name] for name in sorted(bins) if name.startswith(FAILURE_BIN)), None)
     if url is not None:
-        headers.append((DUE_CALLBACK, _published(url)))
+        headers.append((H.DUE_CALLBACK, _published(url)))
     key, value = (_published(bins.get(name)) for name in ("key", "value"))
     return Record(-1, -1, 0, key, value, headers)
 
