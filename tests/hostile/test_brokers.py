@@ -29,9 +29,10 @@ from duetime.kafka.admin import create_topics
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.descriptions import describe_topic_ids
 from duetime.kafka.heartbeats import MemberReader
-from duetime.local.broker import ROOM_MIB, LocalBroker, new_cluster_id
+from duetime.local.broker import ROOM_MIB, LocalBroker
+from duetime.local.cluster import REPLICATED, Node, new_cluster, started
+from duetime.local.network import Proxy
 from duetime.local.process import free_port
-from duetime.local.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(1_200)
 
@@ -57,15 +58,6 @@ SLOW_S = 4
 
 #: Clients, of which some have chosen the broker that dies.
 ADMINS = 12
-
-#: What three brokers keep three times, and can do without one of.
-REPLICATED = {
-    "default.replication.factor": "3",
-    "min.insync.replicas": "2",
-    "offsets.topic.replication.factor": "3",
-    "transaction.state.log.replication.factor": "3",
-    "transaction.state.log.min.isr": "2",
-}
 
 
 @contextmanager
@@ -156,45 +148,14 @@ def three_brokers(directory, properties=MappingProxyType({}), first=MappingProxy
 
     Through `doors`, a port and a proxy to it for each, clients reach them, too.
     """
-    names = range(1, BROKERS + 1)
-    ports = {name: (free_port(), free_port()) for name in names}
-    voters = ",".join(f"{name}@127.0.0.1:{ports[name][1]}" for name in names)
-    cluster_id = new_cluster_id()
-    brokers = [
-        LocalBroker(
-            directory / f"broker-{name}",
-            port,
-            REPLICATED
-            | dict(properties)
-            | (dict(first) if name == 1 else {})
-            | {
-                "node.id": str(name),
-                "controller.quorum.voters": voters,
-                "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{to_others}",
-            }
-            | (by_door(port, to_others, *doors[name - 1]) if doors else {}),
-            cluster_id,
-        )
-        for name, (port, to_others) in ports.items()
+    own = dict(first), {}, {}
+    nodes = [
+        Node(properties=REPLICATED | dict(properties) | own[each], doors=doors[each : each + 1])
+        for each in range(BROKERS)
     ]
-    with ExitStack() as stopped:
-        for each in brokers:
-            stopped.callback(each.kill)
-        # None answers before there is a majority.
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(LocalBroker.start, brokers))
+    brokers = new_cluster(directory, nodes)
+    with started(brokers):
         yield brokers
-
-
-def by_door(port, to_others, inside, proxy):
-    """A broker's properties for another listener, which clients reach by the proxy."""
-    own = f"PLAINTEXT://127.0.0.1:{port}"
-    return {
-        "listeners": f"{own},DOOR://127.0.0.1:{inside},CONTROLLER://127.0.0.1:{to_others}",
-        "advertised.listeners": f"{own},DOOR://127.0.0.1:{proxy.port}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,DOOR:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "inter.broker.listener.name": "PLAINTEXT",
-    }
 
 
 def leader_of(settings, topic):
@@ -207,11 +168,12 @@ def test_a_leader_out_of_reach_of_one_broker_gives_way(tmp_path):
     """Its heartbeats reach the others, so it keeps its lease; a third of the lanes stands still."""
     insides = [free_port() for _ in range(BROKERS)]
     with ExitStack() as closed:
-        doors = [(each, closed.enter_context(Proxy(each))) for each in insides]
+        proxies = [closed.enter_context(Proxy(each)) for each in insides]
+        doors = [(each, proxy.port) for each, proxy in zip(insides, proxies, strict=True)]
         brokers = closed.enter_context(three_brokers(tmp_path, doors=doors))
         bootstrap = ",".join(each.bootstrap for each in brokers)
         live = closed.enter_context(cluster(bootstrap, tmp_path, replication_factor=BROKERS))
-        by_doors = ",".join(f"127.0.0.1:{proxy.port}" for _, proxy in doors)
+        by_doors = ",".join(f"127.0.0.1:{each.port}" for each in proxies)
         ports, pids = (free_port(), free_port()), []
         for each, port in zip((by_doors, bootstrap), ports, strict=True):
             own = PROBED | {"DUETIME_BOOTSTRAP": each, "DUETIME_METRICS_PORT": str(port)}
@@ -229,7 +191,7 @@ def test_a_leader_out_of_reach_of_one_broker_gives_way(tmp_path):
             leader_of(live.settings, each) for each in (live.names.leader, "__transaction_state")
         }
         cut = min({1, 2, 3} - heartbeats)
-        doors[cut - 1][1].cut()
+        proxies[cut - 1].cut()
         ids |= schedule(client, topic, 300, over_s=10)
         eventually(lambda: leads(live, pids[1]), "the lead of the standby")
         complete(live, topic, inbox, ids)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from statistics import median
@@ -42,8 +42,9 @@ from duetime.core.settings import Settings
 from duetime.core.threads import wait_until
 from duetime.kafka.heartbeats import MemberReader
 from duetime.local.broker import LocalBroker
+from duetime.local.cluster import Node, new_cluster
+from duetime.local.network import Proxy
 from duetime.local.process import HOST, free_port
-from duetime.local.proxy import Proxy
 
 #: Delays of the load in ms: due at once, through lanes, and through the wheel.
 DELAY_MS = (0, 30_000)
@@ -217,27 +218,12 @@ class _Pipelines:
 @contextmanager
 def _proxied_broker(clients: int) -> Iterator[tuple[LocalBroker, list[Proxy]]]:
     """Start a broker, and for each of the clients a proxy to a listener of its own."""
-    ports = {name: free_port() for name in ("PLAINTEXT", "CONTROLLER")}
     with scratch() as directory, ExitStack() as stack:
-        listeners, proxies = dict(ports), list[Proxy]()
-        for number in range(clients):
-            name = f"CLIENT{number}"
-            listeners[name] = free_port()
-            proxies.append(stack.enter_context(Proxy(listeners[name])))
-        advertised = {"PLAINTEXT": ports["PLAINTEXT"]}
-        advertised |= {f"CLIENT{number}": each.port for number, each in enumerate(proxies)}
-        properties = {
-            "controller.quorum.voters": f"1@{HOST}:{ports['CONTROLLER']}",
-            "listeners": _addresses(listeners),
-            "advertised.listeners": _addresses(advertised),
-            "listener.security.protocol.map": ",".join(f"{each}:PLAINTEXT" for each in listeners),
-        }
-        broker = LocalBroker(directory, ports["PLAINTEXT"], BROKER | properties)
+        ports = [free_port() for _ in range(clients)]
+        proxies = [stack.enter_context(Proxy(each)) for each in ports]
+        doors = [(port, each.port) for port, each in zip(ports, proxies, strict=True)]
+        (broker,) = new_cluster(directory, [Node(properties=BROKER, doors=doors)])
         yield stack.enter_context(broker), proxies
-
-
-def _addresses(ports: Mapping[str, int]) -> str:
-    return ",".join(f"{name}://{HOST}:{port}" for name, port in ports.items())
 
 
 def _leader_pid(settings: Settings) -> int:

@@ -57,9 +57,9 @@ from duetime.core.topics import DAY_MS, HOUR_MS, TopicNames
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import Offsets
 from duetime.kafka.range_reader import RangeReader
-from duetime.local.broker import LocalBroker, new_cluster_id
+from duetime.local.broker import LocalBroker
+from duetime.local.cluster import Node, new_cluster
 from duetime.local.jars import pipeline_jars
-from duetime.local.process import HOST, free_port
 from duetime.pipeline.recovery.deduplicator import CLOCKS_MS
 from duetime.pipeline.release.slot_indexer import MIN_RECORDS
 from duetime.pipeline.service import Pipeline
@@ -256,14 +256,9 @@ def _lateness_beside_stuck(mode: str, plan: LoadPlan, warm_up_s: float) -> Figur
 @contextmanager
 def _two_brokers() -> Iterator[tuple[Settings, LocalBroker]]:
     """A temporary cluster: a node with all topics, and a second one that is not started."""
-    controller, port, second_port = free_port(), free_port(), free_port()
-    cluster, voters = new_cluster_id(), {"controller.quorum.voters": f"1@{HOST}:{controller}"}
-    own = {"listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}"}
-    second_own = {"listeners": f"PLAINTEXT://{HOST}:{second_port}", "process.roles": "broker"}
-    second_own |= {"node.id": str(SECOND)}
     with scratch() as directory:
-        first = LocalBroker(directory / "first", port, BROKER | voters | own, cluster)
-        second = LocalBroker(directory / "second", second_port, voters | second_own, cluster)
+        nodes = Node(properties=BROKER), Node(is_controller=False)
+        first, second = new_cluster(directory, nodes)
         with first, open_testbed(None, broker=first, **STUCK_RETRIES) as settings:
             try:
                 yield settings, second

@@ -28,6 +28,7 @@ from confluent_kafka.admin import AdminClient
 from duetime.core.errors import SetupError
 from duetime.core.threads import wait_until
 from duetime.local.jars import ClassArchive, broker_jars, find_java
+from duetime.local.network import Namespace
 from duetime.local.process import (
     HOST,
     STOP_TIMEOUT_S,
@@ -137,7 +138,7 @@ class LocalBroker(LocalServer):
 
     `port` is the clients' (None: a free one, the same for this object's whole life); `properties`
     of Kafka brokers replace ours; `cluster_id` is that of a new directory, for brokers of one
-    cluster.
+    cluster; in a `namespace` it listens at an address of its own.
     """
 
     def __init__(
@@ -146,8 +147,10 @@ class LocalBroker(LocalServer):
         port: int | None = None,
         properties: Mapping[str, str] = MappingProxyType({}),
         cluster_id: str | None = None,
+        namespace: Namespace | None = None,
     ) -> None:
         super().__init__(port)
+        self._namespace = namespace
         self._directory = BrokerDirectory(data_dir)
         self._properties = dict(properties)
         self._cluster_id = cluster_id or new_cluster_id()
@@ -157,7 +160,7 @@ class LocalBroker(LocalServer):
     @property
     def bootstrap(self) -> str:
         """`host:port` for clients; it stays the same when the broker is started again."""
-        return f"{HOST}:{self._port}"
+        return f"{self._namespace.address if self._namespace else HOST}:{self._port}"
 
     def start(self) -> None:
         """Start the broker and wait until it answers; an empty directory becomes a new cluster.
@@ -179,9 +182,10 @@ class LocalBroker(LocalServer):
         if not self._directory.formatted:
             self._format(java, env, self._archive.read_options())
         options = (*JAVA_OPTIONS, *BROKER_OPTIONS, *self._archive.options(self._draft))
+        prefix = self._namespace.prefix if self._namespace else []
         log_begins = self._directory.log_size()
         self._process = GuardedProcess.start(
-            [java, *options, "kafka.Kafka", "server.properties"],
+            [*prefix, java, *options, "kafka.Kafka", "server.properties"],
             cwd=self._directory.path,
             env=env,
             output=self._directory.output,

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from duetime.local.network import Proxy
 from duetime.local.process import HOST
-from duetime.local.proxy import Proxy
 
 #: How long nothing arrives during a cut, in seconds; and how long something may take.
 SILENCE_S, PATIENCE_S = 0.1, 30.0
