@@ -4,7 +4,7 @@ import pytest
 from tests.support.live import with_topics
 from tests.support.processes import complete, running, schedule
 
-from duetime.bench.lateness import pending_load
+from duetime.bench.delivery import pending_load
 from duetime.bench.loadgen import run_load
 
 pytestmark = pytest.mark.timeout(1_200)

@@ -22,18 +22,19 @@ from typing import Any
 import typer
 from pydantic import SecretStr
 
+from duetime.bench.delivery import fill_backlog
 from duetime.bench.history import Clients
-from duetime.bench.lateness import fill_backlog
 from duetime.bench.loadgen import LoadPlan, parse_range, start_load
 from duetime.bench.testbed import (
-    BROKER,
     COUNTS,
     Appends,
+    Brokers,
     Figures,
+    Outage,
     create_destinations,
+    open_brokers,
     open_testbed,
     progress,
-    scratch,
 )
 from duetime.core.clock import SystemClock, parse_duration
 from duetime.core.errors import DuetimeError
@@ -41,8 +42,6 @@ from duetime.core.leadership import IS_WARM
 from duetime.core.settings import Settings
 from duetime.core.threads import wait_until
 from duetime.kafka.heartbeats import MemberReader
-from duetime.local.broker import LocalBroker
-from duetime.local.cluster import Node, new_cluster
 from duetime.local.network import Proxy
 from duetime.local.process import HOST, free_port
 
@@ -63,31 +62,39 @@ IN_FLIGHT_S = 0.5
 #: The interval between counts of the messages themselves, in seconds: each reads all of them.
 RECOUNT_S = 5.0
 
+#: The longest outage of one of several brokers, in seconds: the others notice it after 9 s.
+AWAY_S = 20.0
+
 #: How long a start was waited on for a message, in seconds, and whether one arrived.
 Wait = tuple[float, bool]
 
 
 def crash(  # noqa: PLR0913 (the options of a command)
-    kafka: str | None, *, kills: int, rate: float, life: str, broker: bool, backlog: int
+    kafka: str | None,
+    *,
+    kills: int,
+    rate: float,
+    life: str,
+    brokers: int,
+    outage: Outage | None,
+    backlog: int,
 ) -> Figures:
-    """Kill the pipeline, or a temporary broker, `kills` times under load.
+    """Kill the pipeline under load; or, with an `outage`, take brokers away in place of it.
 
-    Each life has a random length in the range; a pipeline's start takes some 10 s of it.
+    Each life has a random length in the range; a pipeline's start takes some 10 s of it. Temporary
+    brokers keep each record on up to three.
     """
-    if broker and kafka:
-        raise typer.BadParameter("--broker kills a temporary one, and --kafka names yours")
+    if kafka and (outage or brokers > 1):
+        raise typer.BadParameter("--brokers and --outage are for temporary ones, unlike --kafka")
     life_ms = parse_range(life)
-    local: LocalBroker | None = None
     lives_s = [random.uniform(*life_ms) / 1_000 for _ in range(kills)]  # noqa: S311 (no secret)
     with ExitStack() as stack:
-        if broker:
-            directory = stack.enter_context(scratch())
-            local = stack.enter_context(LocalBroker(directory, None, BROKER))
-        settings = stack.enter_context(open_testbed(kafka, broker=local, warm_up_seconds=0))
+        local = None if kafka else stack.enter_context(open_brokers(brokers, outage))
+        settings = stack.enter_context(open_testbed(kafka, brokers=local, warm_up_seconds=0))
         fill_backlog(settings, backlog)
         arrived, count = stack.enter_context(_load(settings, "crash", rate, sum(lives_s) + 10))
         clients = stack.enter_context(Clients(settings).running())
-        if local:
+        if local and outage:
             waits = list(_broker_lives(settings, local, arrived, lives_s))
         else:
             waits = list(_pipeline_lives(settings, arrived, lives_s))
@@ -121,17 +128,18 @@ def _pipeline_lives(settings: Settings, arrived: Appends, lives_s: list[float]) 
 
 
 def _broker_lives(
-    settings: Settings, broker: LocalBroker, arrived: Appends, lives_s: list[float]
+    settings: Settings, brokers: Brokers, arrived: Appends, lives_s: list[float]
 ) -> Iterator[Wait]:
     with duetime_process(settings):
         yield _next_arrival(arrived, TIMEOUT_S)
         for life_s in lives_s:
             time.sleep(life_s)
-            broker.kill()
-            down_s = random.uniform(0, 5.0)  # noqa: S311 (no secret)
-            time.sleep(down_s)
-            broker.start()
-            progress(f"broker killed, and down for {down_s:.1f} s")
+            number = random.randrange(brokers.count)  # noqa: S311 (no secret)
+            brokers.begin_outage(number)
+            away_s = random.uniform(0, AWAY_S if brokers.count > 1 else 5.0)  # noqa: S311 (no secret)
+            time.sleep(away_s)
+            brokers.end_outage(number)
+            progress(f"broker {number + 1} was away for {away_s:.1f} s")
             yield _next_arrival(arrived, TIMEOUT_S)
 
 
@@ -157,8 +165,11 @@ def failover(kafka: str | None, *, times: int, rate: float, pause: str, cut: str
     takeovers_s = list[float]()
     seconds = (times + 1) * (FAILOVER_S + pause_s + cut_s)
     with ExitStack() as stack:
-        broker, proxies = stack.enter_context(_proxied_broker(2)) if cut_s else (None, [])
-        settings = stack.enter_context(open_testbed(kafka, broker=broker))
+        ports = [free_port() for _ in range(2 if cut_s else 0)]
+        proxies = [stack.enter_context(Proxy(each)) for each in ports]
+        doors = [(port, each.port) for port, each in zip(ports, proxies, strict=True)]
+        local = None if kafka else stack.enter_context(open_brokers(doors=doors))
+        settings = stack.enter_context(open_testbed(kafka, brokers=local))
         pipelines = _Pipelines(stack, settings, proxies, is_paused=bool(pause_s))
         _leader_pid(settings)
         arrived, count = stack.enter_context(_load(settings, "failover", rate, seconds))
@@ -213,17 +224,6 @@ class _Pipelines:
     def _start(self, bootstrap: str) -> int:
         own = self._settings.model_copy(update={"bootstrap": bootstrap})
         return self._stack.enter_context(duetime_process(own)).pid
-
-
-@contextmanager
-def _proxied_broker(clients: int) -> Iterator[tuple[LocalBroker, list[Proxy]]]:
-    """Start a broker, and for each of the clients a proxy to a listener of its own."""
-    with scratch() as directory, ExitStack() as stack:
-        ports = [free_port() for _ in range(clients)]
-        proxies = [stack.enter_context(Proxy(each)) for each in ports]
-        doors = [(port, each.port) for port, each in zip(ports, proxies, strict=True)]
-        (broker,) = new_cluster(directory, [Node(properties=BROKER, doors=doors)])
-        yield stack.enter_context(broker), proxies
 
 
 def _leader_pid(settings: Settings) -> int:

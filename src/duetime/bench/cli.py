@@ -33,7 +33,7 @@ def _option(kind: Any, text: str, *names: str, **others: Any) -> Any:  # noqa: A
 #: The options of all benchmarks, by the names of parameters.
 OPTIONS = {
     "backlog": _option(int, "Pending messages in the wheel meanwhile.", min=0),
-    "broker": _option(bool, "Kill the temporary broker, not the pipeline.", "--broker"),
+    "brokers": _option(int, "Number of temporary brokers; three keep each record thrice.", min=1),
     "cut": _option(str, "Cut the leader off from the broker for this long, such as 20s."),
     "delay": _option(str, "Shortest and longest delay, such as 5s..30s."),
     "destinations": _option(int, "Topics to deliver to.", min=1),
@@ -42,6 +42,7 @@ OPTIONS = {
     "life": _option(str, "Shortest and longest time between kills, such as 5s..60s."),
     "messages": _option(int, "Number of messages.", min=1),
     "missing": _option(int, "Number of destinations that do not exist.", min=0),
+    "outage": _option(Literal["killed", "cut"] | None, "How a temporary broker goes away."),
     "outbox": _option(bool, "Deliver to another, temporary cluster by its outbox.", "--outbox"),
     "pause": _option(str, "Stop the leader for this long, such as 60s; 0s kills it."),
     "rate": _option(float, "Messages a second.", min=0.1),
@@ -91,9 +92,15 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Measure the lateness of a steady load while very many messages are due in one second.",
         {"messages": 1_000_000, "rate": 1_000},
     ),
+    "outages.outage": (
+        "Measure lateness while one of several brokers is away, and after that.",
+        {"outage": "killed", "brokers": 3, "rate": 1_000, "seconds": 60, "delay": "0s..10s"}
+        | {"warm_up": 60},
+    ),
     "chaos.crash": (
-        "Count lost and duplicated messages after kills of the pipeline or of the broker.",
-        {"kills": 20, "rate": 2_000, "life": "5s..60s", "broker": False, "backlog": 0},
+        "Count lost and duplicated messages after kills of the pipeline, or outages of brokers.",
+        {"kills": 20, "rate": 2_000, "life": "5s..60s", "brokers": 1, "outage": None}
+        | {"backlog": 0},
     ),
     "chaos.failover": (
         "Measure how soon a standby delivers when the leader is killed, hangs or is cut off.",

@@ -24,7 +24,7 @@ from confluent_kafka import Consumer, Message
 from pyspark.sql import DataFrame
 
 from duetime.bench.chaos import duetime_process
-from duetime.bench.lateness import GRACE_S, running_pipeline
+from duetime.bench.delivery import GRACE_S, running_pipeline
 from duetime.bench.loadgen import (
     QUEUE_PARTITIONS,
     LoadPlan,

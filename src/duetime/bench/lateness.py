@@ -5,130 +5,57 @@ lateness --stuck  the same, while another destination takes nothing
 flood             the same, while very many messages are due in one second
 pending           the same, without and with millions of pending messages in the wheel
 lookup            find, cancel and reschedule single messages in a slot with millions of others
-
-This process only waits while a load lasts.
 """
 
 import math
 import os
 import random
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import typer
-from confluent_kafka.admin import AdminClient, NewTopic
 
-from duetime.bench.loadgen import LoadPlan, Sent, parse_range, run_load, start_load
+from duetime.bench.delivery import (
+    GRACE_S,
+    deliver,
+    deliver_before,
+    fill_backlog,
+    measured,
+    pending_load,
+    running_pipeline,
+)
+from duetime.bench.loadgen import LoadPlan, parse_range, run_load, start_load
+from duetime.bench.outages import lateness_beside_stuck
 from duetime.bench.testbed import (
-    BROKER,
     DEFECTS,
     OTHER,
     Appends,
-    Arrival,
     Figures,
-    committed_arrivals,
-    create_destinations,
-    destination,
     open_testbed,
     percentiles,
     progress,
-    report,
     rss_mb,
-    scratch,
     summed_up,
     timeline_of,
 )
 from duetime.client.cancellation import cancel_and_confirm
-from duetime.client.dead_letters import DeadLetterFilter, DeadLetters
 from duetime.client.rescheduling import reschedule
 from duetime.core.clock import SystemClock
 from duetime.core.errors import DuetimeError, KafkaError
 from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
-from duetime.core.threads import wait_until
-from duetime.core.topics import DAY_MS, HOUR_MS, TopicNames
-from duetime.kafka.connection import librdkafka_properties
+from duetime.core.topics import DAY_MS, TopicNames
 from duetime.kafka.offsets import Offsets
 from duetime.kafka.range_reader import RangeReader
-from duetime.local.broker import LocalBroker
-from duetime.local.cluster import Node, new_cluster
-from duetime.local.jars import pipeline_jars
-from duetime.pipeline.recovery.deduplicator import CLOCKS_MS
 from duetime.pipeline.release.slot_indexer import MIN_RECORDS
 from duetime.pipeline.service import Pipeline
 from duetime.spark.session import jvm_pid
 from duetime.stores.factory import open_reader
 from duetime.stores.slot_index import IndexReader
-
-#: How long the pipeline may take to discover a new destination, and how long to wait for messages
-#: after the last due time, in seconds.
-DISCOVERY_S, GRACE_S = 3.0, 30.0
-
-
-@contextmanager
-def running_pipeline(settings: Settings) -> Iterator[Pipeline]:
-    """A warm pipeline, watched as `duetime run` watches it."""
-    progress("starting the pipeline and warming it up ...")
-    with Pipeline(settings, jars=pipeline_jars()) as pipeline:
-        watching = threading.Thread(target=pipeline.watch, daemon=True)
-        watching.start()
-        yield pipeline
-        pipeline.ask_to_stop()
-        watching.join()
-
-
-def deliver(
-    settings: Settings, plan: LoadPlan, name: str, topics: int = 1, missing: int = 0
-) -> tuple[Appends, int, Sent]:
-    """Send the plan to new topics in turn, and wait until all has arrived or is overdue.
-
-    The last `missing` topics are not created. Return what was appended to the others, and the
-    number of messages sent to them.
-    """
-    names, existing = [f"{name}-{number}" for number in range(topics)], topics - missing
-    found = create_destinations(settings, names[:existing], cluster=plan.cluster)
-    arrived = Appends(settings.at(plan.cluster), found)
-    # The pipeline discovers topics every second; a message for an unknown one is retried later.
-    time.sleep(DISCOVERY_S)
-    everything = tuple(destination(settings, each) for each in names)
-    sent = run_load(settings, replace(plan, destinations=everything))
-    count = sum(len(range(each, plan.messages, topics)) for each in range(existing))
-    arrived.wait_for(count, sent.last_due_ms / 1_000 - time.time() + GRACE_S)
-    return arrived, count, sent
-
-
-def fill_backlog(settings: Settings, messages: int, value_bytes: int = 200) -> None:
-    """Write this many pending messages straight into the wheel. Raises KafkaError.
-
-    Returns when they are old enough that a recovery does not read them back.
-    """
-    if messages:
-        # They are due after the end of a benchmark.
-        delay_ms = (2 * HOUR_MS, 30 * DAY_MS)
-        run_load(
-            settings, pending_load(settings, "backlog", messages, value_bytes, delay_ms=delay_ms)
-        )
-        time.sleep(CLOCKS_MS / 1_000)
-
-
-def pending_load(
-    settings: Settings,
-    name: str,
-    messages: int,
-    value_bytes: int = 200,
-    **due: Any,  # noqa: ANN401 (instants or delays)
-) -> LoadPlan:
-    """Return a load of pending messages for a new topic."""
-    topics = tuple(create_destinations(settings, [name]))
-    due |= {"destinations": topics, "value_bytes": value_bytes, "label": name}
-    return LoadPlan(messages=messages, shape="pending", **due)
 
 
 def lateness(  # noqa: PLR0913 (the options of a command)
@@ -162,7 +89,7 @@ def lateness(  # noqa: PLR0913 (the options of a command)
     load = {"delay_ms": parse_range(delay), "value_bytes": value_bytes}
     plan = LoadPlan.steady(rate, seconds, cluster=OTHER if outbox else None, **load)
     if stuck:
-        return _lateness_beside_stuck(stuck, plan, warm_up)
+        return lateness_beside_stuck(stuck, plan, warm_up)
     options: dict[str, Any] = {"store": store, "transactional_delivery": transactions}
     with (
         open_testbed(kafka, has_other_cluster=outbox, **options) as settings,
@@ -170,119 +97,9 @@ def lateness(  # noqa: PLR0913 (the options of a command)
     ):
         topics = (destinations, missing)
         deliver_before(settings, plan, warm_up, *topics)
-        found = [_run(settings, plan, f"run-{number}", *topics) for number in range(runs)]
+        found = [measured(settings, plan, f"run-{number}", *topics) for number in range(runs)]
     figures = summed_up([each for each, _ in found])
     return figures | {"timeline": timeline_of(found[-1][1])} if timeline else figures
-
-
-def deliver_before(settings: Settings, plan: LoadPlan, seconds: float, *topics: int) -> None:
-    """Deliver the same load for `seconds` seconds, to warm up what is measured after it."""
-    if seconds:
-        before = replace(plan, messages=round(plan.rate * seconds), label="before")
-        deliver(settings, before, "before", *topics)
-
-
-def _run(
-    settings: Settings, plan: LoadPlan, name: str, topics: int = 1, missing: int = 0
-) -> tuple[Figures, Sequence[Arrival]]:
-    deliver_all = partial(deliver, settings, plan, name, topics, missing)
-    if settings.transactional_delivery:
-        names = [destination(settings, f"{name}-{number}") for number in range(topics)]
-        with committed_arrivals(settings, names) as arrivals:
-            _, count, sent = deliver_all()
-            # Transactions write markers, so that there are more offsets than records.
-            if not wait_until(lambda: len(arrivals) >= count, GRACE_S):
-                progress(f"some messages were not committed within {GRACE_S:.0f} s")
-    else:
-        arrived, count, sent = deliver_all()
-        arrivals = arrived.arrivals()
-    return report(arrivals, count) | sent.figures, arrivals
-
-
-# lateness --stuck
-
-#: A few messages for the stuck destination, messages a second and delays in ms: due at once, in a
-#: lane, and in the wheel. Delivery is given up within seconds.
-STUCK_RATE, STUCK_DELAY_MS = 2, (0, 8_000)
-STUCK_RETRIES: dict[str, Any] = {"max_delivery_attempts": 3, "retry_backoff_ms": 500}
-
-#: How long the last of them may take to become a dead letter, in seconds.
-STUCK_GRACE_S = 60.0
-
-#: Topic settings under which a broker refuses each timestamp outside its own millisecond.
-REFUSING = {"message.timestamp.type": "CreateTime", "message.timestamp.before.max.ms": "0"}
-
-#: The second node: it leads only the destination that loses its leader.
-SECOND = 2
-
-#: When it dies under load, in seconds from the start of the load.
-DEATH_S = 10.0
-
-
-def _lateness_beside_stuck(mode: str, plan: LoadPlan, warm_up_s: float) -> Figures:
-    """Send the plan to one topic, and a few messages to a destination that takes nothing.
-
-    `mode` is why: `leaderless`, `refusing` or `missing`; or its broker is `dying` under the load,
-    and comes back after it. Raises SetupError.
-    """
-    with _two_brokers() as (settings, second), running_pipeline(settings):
-        deliver_before(settings, plan, warm_up_s)
-        topic = _stuck_destination(settings, second, mode)
-        # A topic that is missing or leaderless takes none.
-        arrived = Appends(settings, [topic] if mode in {"refusing", "dying"} else [])
-        time.sleep(DISCOVERY_S)
-        if mode == "dying":
-            threading.Timer(DISCOVERY_S + DEATH_S, second.kill).start()
-        options = {"delay_ms": STUCK_DELAY_MS, "destinations": (topic,), "label": "stuck"}
-        stuck = LoadPlan.steady(STUCK_RATE, plan.messages / plan.rate, **options)
-        with start_load(settings, stuck) as load:
-            figures, _ = _run(settings, plan, "others")
-            load()
-        if mode == "dying":
-            second.start()
-        progress("waiting until all messages for the stuck destination are dead letters ...")
-
-        def reasons() -> Counter[str]:
-            found = DeadLetters(settings).select(DeadLetterFilter(topic=topic))
-            return Counter(each.reason.replace("-", "_") for each in found)
-
-        wait_until(lambda: reasons().total() + arrived.count() >= stuck.messages, STUCK_GRACE_S)
-        dead = reasons()
-        # Records are delivered that arrive within their own millisecond.
-        counts = {"sent": stuck.messages, "dead": dead.total(), "delivered": arrived.count()}
-        return figures | {f"stuck_{name}": count for name, count in (counts | dead).items()}
-
-
-@contextmanager
-def _two_brokers() -> Iterator[tuple[Settings, LocalBroker]]:
-    """A temporary cluster: a node with all topics, and a second one that is not started."""
-    with scratch() as directory:
-        nodes = Node(properties=BROKER), Node(is_controller=False)
-        first, second = new_cluster(directory, nodes)
-        with first, open_testbed(None, broker=first, **STUCK_RETRIES) as settings:
-            try:
-                yield settings, second
-            finally:
-                second.kill()
-
-
-def _stuck_destination(settings: Settings, second: LocalBroker, mode: str) -> str:
-    topic, admin = destination(settings, "stuck"), AdminClient(librdkafka_properties(settings))
-
-    def is_leaderless() -> bool:
-        partition = admin.list_topics(topic, timeout=GRACE_S).topics[topic].partitions.get(0)
-        return partition is not None and partition.leader < 0
-
-    if mode == "refusing":
-        admin.create_topics([NewTopic(topic, 1, config=REFUSING)])[topic].result()
-    elif mode != "missing":
-        second.start()
-        admin.create_topics([NewTopic(topic, 1, replica_assignment=[[SECOND]])])[topic].result()
-    if mode == "leaderless":
-        second.kill()
-        progress("waiting until the destination has no leader ...")
-        wait_until(is_leaderless, math.inf)
-    return topic
 
 
 # flood

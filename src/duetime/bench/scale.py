@@ -14,7 +14,7 @@ from pathlib import Path
 import pyspark
 
 from duetime.bench.chaos import children, duetime_process
-from duetime.bench.lateness import deliver, deliver_before, pending_load
+from duetime.bench.delivery import deliver, deliver_before, pending_load
 from duetime.bench.loadgen import LoadPlan, run_load
 from duetime.bench.testbed import (
     DEFECTS,

@@ -18,8 +18,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, Message
 from confluent_kafka.admin import AdminClient
@@ -35,6 +36,8 @@ from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import OffsetRange, Offsets
 from duetime.kafka.range_reader import RangeReader, fetched, headers_of
 from duetime.local.broker import LocalBroker
+from duetime.local.cluster import REPLICATED, Node, new_cluster, started
+from duetime.local.network import Namespace, namespaces
 from duetime.local.process import HOST, GuardedProcess, free_port
 
 #: A benchmark's result: figures by name, as `--json` shows them.
@@ -63,18 +66,24 @@ OTHER = "other"
 #: Broker settings of a temporary broker: a missing topic stays missing.
 BROKER = {"auto.create.topics.enable": "false"}
 
+#: How a broker goes away: killed, or cut off from all networks, which needs root on Linux.
+Outage = Literal["killed", "cut"]
+
+#: The copies of each record, if there are as many brokers.
+COPIES = 3
+
 
 @contextmanager
 def open_testbed(
     kafka: str | None,
     *,
-    broker: LocalBroker | None = None,
+    brokers: "Brokers | None" = None,
     has_other_cluster: bool = False,
     **others: Any,  # noqa: ANN401 (any setting)
 ) -> Iterator[Settings]:
     """Settings for a fresh namespace with its topics, on this cluster or on a temporary broker.
 
-    `broker` is one that the caller started. With `store="redis"`, messages wait in a temporary
+    `brokers` are those that the caller started. With `store="redis"`, messages wait in a temporary
     Redis; with `has_other_cluster`, the settings name a second temporary broker OTHER. Raises
     SetupError if a server cannot be started, and KafkaError if the cluster does not answer.
     """
@@ -85,12 +94,12 @@ def open_testbed(
             other = stack.enter_context(LocalBroker(directory / "other"))
             others["clusters"] = {OTHER: {"bootstrap": other.bootstrap}}
         if kafka is None:
-            broker = broker or stack.enter_context(LocalBroker(directory / "broker", None, BROKER))
-            others["security_protocol"] = "PLAINTEXT"
+            brokers = brokers or stack.enter_context(open_brokers())
+            others |= {"security_protocol": "PLAINTEXT", "replication_factor": brokers.replicas}
         namespace = f"bench-{secrets.token_hex(4)}"
         intakes = ("airtel", "countdown", "scheduler")
         settings = load_settings(
-            bootstrap=broker.bootstrap if broker else kafka,
+            bootstrap=brokers.bootstrap if brokers else kafka,
             namespace=namespace,
             checkpoint=(directory / "checkpoint").as_uri(),
             **{f"{each}_topic": f"{namespace}-{each}" for each in intakes},
@@ -100,6 +109,51 @@ def open_testbed(
             stack.callback(_clean_up, settings)
         create_topics(settings)
         yield settings
+
+
+class Brokers:
+    """Temporary brokers of one cluster. Each may go away: killed, or cut off from all networks."""
+
+    def __init__(self, brokers: Sequence[LocalBroker], places: Sequence[Namespace] = ()) -> None:
+        """They are cut off at their places, if they have some, or killed."""
+        self._brokers, self._places, self.count = brokers, places, len(brokers)
+        self.bootstrap = ",".join(each.bootstrap for each in brokers)
+        #: How many times each record is kept.
+        self.replicas = COPIES if len(brokers) >= COPIES else 1
+
+    def begin_outage(self, number: int) -> None:
+        """Take the broker away; numbers count from 0."""
+        if self._places:
+            self._places[number].cut()
+        else:
+            self._brokers[number].kill()
+
+    def end_outage(self, number: int) -> None:
+        """Let it come back."""
+        if self._places:
+            self._places[number].heal()
+        else:
+            self._brokers[number].start()
+
+
+@contextmanager
+def open_brokers(
+    count: int = 1, outage: Outage | None = None, doors: Sequence[tuple[int, int]] = ()
+) -> Iterator[Brokers]:
+    """Start brokers of one cluster, with such outages. Raises SetupError.
+
+    Three keep each record three times. Each has the `doors`.
+    """
+    properties = BROKER | (REPLICATED if count >= COPIES else {})
+    with scratch() as directory, ExitStack() as stack:
+        node = Node(properties=properties, doors=doors)
+        nodes, places = [node] * count, list[Namespace]()
+        if outage == "cut":
+            places = stack.enter_context(namespaces(count))
+            nodes = [replace(node, namespace=each) for each in places]
+        brokers = new_cluster(directory, nodes)
+        stack.enter_context(started(brokers))
+        yield Brokers(brokers, places)
 
 
 @contextmanager

@@ -51,8 +51,8 @@ from duetime.core.errors import (
 )
 from duetime.core.metrics import serve
 from duetime.core.settings import EARLIEST, Settings, is_submitted
-from duetime.kafka.admin import create_topics
-from duetime.kafka.connection import await_kafka, ensure_intake_topics, ensure_reachable
+from duetime.kafka.admin import await_kafka, create_topics
+from duetime.kafka.connection import ensure_intake_topics, ensure_reachable
 from duetime.local.broker import LocalBroker
 from duetime.local.jars import find_java, pipeline_jars
 from duetime.local.process import GuardedProcess, data_home, require_directory, require_free

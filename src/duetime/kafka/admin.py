@@ -3,8 +3,11 @@
 Each function asks the cluster twice at most, however many topics there are.
 """
 
+import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaError as BrokerError
@@ -32,9 +35,11 @@ from duetime.core.topics import (
     required_topics,
     shared_names,
 )
-from duetime.kafka.connection import TURNED_AWAY, ClusterProbe
+from duetime.kafka.connection import TURNED_AWAY, ClusterProbe, ensure_reachable
 from duetime.kafka.descriptions import described_configs
 from duetime.kafka.offsets import Offsets, Partition
+
+log = logging.getLogger(__name__)
 
 #: Timeout of one request, in seconds. Creating hundreds of partitions takes a few.
 TIMEOUT_S = 30.0
@@ -48,6 +53,9 @@ LEADERS_TIMEOUT_S = 60.0
 
 #: How often the leaders are asked for, in seconds.
 LEADERS_INTERVAL_S = 0.05
+
+#: Pause between two tries of `await_kafka`, in seconds.
+RETRY_INTERVAL_S = 0.5
 
 #: Timeout of a topic's settings, in seconds.
 DESCRIBE_TIMEOUT_S = 10.0
@@ -279,6 +287,28 @@ def _answers(offsets: Offsets, places: Iterable[Partition]) -> bool:
     except KafkaError:
         return False
     return True
+
+
+def await_kafka(settings: Settings) -> None:
+    """Wait until the leader of each partition of our topics answers.
+
+    A pipeline that was cut off comes back so: just after the death of a broker, it could not start.
+    Raises ConfigError.
+    """
+    if reason := _not_ready(settings):
+        log.warning("waiting for Kafka: %s", reason)
+        wait_until(lambda: _not_ready(settings) is None, math.inf, RETRY_INTERVAL_S)
+
+
+def _not_ready(settings: Settings) -> KafkaError | None:
+    try:
+        topics, ours = ensure_reachable(settings).topics, required_topics(settings)
+        found = (each.name for each in ours if each.name in topics)
+        with closing(Offsets(settings, TopicNames(settings).release_group)) as offsets:
+            offsets.ends((name, each) for name in found for each in topics[name].partitions)
+    except KafkaError as error:
+        return error
+    return None
 
 
 def _configs(admin: AdminClient, names: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -5,12 +5,9 @@ settings differently. The check comes before anything slow, so that a typo in an
 """
 
 import logging
-import math
 import os
 import re
 from collections.abc import Container, Iterable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +39,6 @@ ENVIRONMENT = {
 
 #: Timeouts of two tries to reach the cluster, in seconds: the second only if a broker is there.
 ANSWER_S = (1.5, 2.5)
-
-#: Pause between two tries of `await_kafka`, in seconds.
-RETRY_INTERVAL_S = 0.5
 
 #: How soon a topic exists that brokers create on demand, in seconds.
 CREATED_S = 1.0
@@ -169,24 +163,6 @@ def ensure_reachable(settings: Settings) -> ClusterMetadata:
     """Return the cluster's metadata. Raises ConfigError, or KafkaError without it after 4 s."""
     advice = "start it with duetime up, or name its address with --kafka"
     return ClusterProbe(settings).cluster(ANSWER_S, advice, hopeless=DOWN + TURNED_AWAY)
-
-
-def await_kafka(settings: Settings) -> None:
-    """Wait until Kafka answers. A pipeline that was cut off comes back, and a start gives up soon.
-
-    Raises ConfigError.
-    """
-    try:
-        ensure_reachable(settings)
-    except KafkaError as error:
-        log.warning("waiting for Kafka: %s", error)
-        wait_until(partial(_is_reachable, settings), math.inf, RETRY_INTERVAL_S)
-
-
-def _is_reachable(settings: Settings) -> bool:
-    with suppress(KafkaError):
-        return bool(ensure_reachable(settings))
-    return False
 
 
 def ensure_intake_topics(settings: Settings) -> ClusterMetadata:

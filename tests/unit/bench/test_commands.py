@@ -27,7 +27,7 @@ def test_an_invalid_range_is_refused(text):
     "name",
     [
         *("lateness", "catchup", "intake", "pending", "lookup", "flood", "crash", "failover"),
-        *("delayed", "queue", "api", "wheel", "bulk"),
+        *("outage", "scale", "delayed", "queue", "api", "wheel", "bulk"),
     ],
 )
 def test_every_benchmark_has_help(name):
