@@ -94,7 +94,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "outages.outage": (
         "Measure lateness while one of several brokers is away, and after that.",
-        {"outage": "killed", "brokers": 3, "rate": 1_000, "seconds": 60, "delay": "0s..10s"}
+        {"outage": "killed", "brokers": 3, "rate": 100, "seconds": 60, "delay": "0s..10s"}
         | {"warm_up": 60},
     ),
     "chaos.crash": (
