@@ -22,13 +22,13 @@ from duetime.bench.chaos import duetime_process, send_signal
 from duetime.client.producer import Producer
 from duetime.client.status import status
 from duetime.core.clock import SystemClock
-from duetime.core.leadership import IS_WARM
 from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
 from duetime.kafka.admin import create_topics
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.descriptions import describe_topic_ids
 from duetime.kafka.heartbeats import MemberReader
+from duetime.kafka.leadership import IS_WARM
 from duetime.local.broker import ROOM_MIB, LocalBroker
 from duetime.local.cluster import REPLICATED, Node, new_cluster, started
 from duetime.local.network import Proxy

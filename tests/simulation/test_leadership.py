@@ -9,9 +9,9 @@ import pytest
 from tests.simulation.world import World
 
 from duetime.core.clock import SystemClock
-from duetime.core.leadership import HEARTBEAT_S, IS_WARM, LONE_LEASE_S, Leadership
 from duetime.core.settings import Settings
 from duetime.kafka.heartbeats import STEP_S, Fenced, Written
+from duetime.kafka.leadership import HEARTBEAT_S, IS_WARM, LONE_LEASE_S, Leadership
 from duetime.pipeline.leadership import election
 from duetime.pipeline.leadership.election import Election
 

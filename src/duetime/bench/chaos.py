@@ -38,10 +38,10 @@ from duetime.bench.testbed import (
 )
 from duetime.core.clock import SystemClock, parse_duration
 from duetime.core.errors import DuetimeError
-from duetime.core.leadership import IS_WARM
 from duetime.core.settings import Settings
 from duetime.core.threads import wait_until
 from duetime.kafka.heartbeats import MemberReader
+from duetime.kafka.leadership import IS_WARM
 from duetime.local.network import Proxy
 from duetime.local.process import HOST, free_port
 

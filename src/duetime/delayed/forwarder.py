@@ -24,7 +24,6 @@ from confluent_kafka import Message, TopicPartition
 from duetime.core import headers as H
 from duetime.core.clock import SystemClock
 from duetime.core.errors import KafkaError, LeaderPaused, Reason, error_text
-from duetime.core.leadership import check_lease
 from duetime.core.messages import LATEST_MS, MessageId
 from duetime.core.records import Header
 from duetime.core.settings import Settings
@@ -33,6 +32,7 @@ from duetime.core.topics import TopicNames, visible_topics
 from duetime.delayed.consumer import DelayedConsumer, DelayedMessage
 from duetime.delayed.segments import delay_ms, deliver_after_ms, is_number
 from duetime.kafka.connection import librdkafka_properties
+from duetime.kafka.leadership import check_lease
 from duetime.kafka.offsets import Partition
 from duetime.kafka.producer import (
     TOO_LARGE,

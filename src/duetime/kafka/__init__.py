@@ -1,1 +1,1 @@
-"""Clients of Kafka and their answers: connections, topics, offsets, exact ranges of records."""
+"""Clients of Kafka and their answers: connections, topics, offsets, ranges of records, the lead."""

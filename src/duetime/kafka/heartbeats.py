@@ -19,10 +19,10 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
 
-from duetime.core.leadership import LONE_LEASE_S, PRESENT_S, Heartbeat
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
+from duetime.kafka.leadership import LONE_LEASE_S, PRESENT_S, Heartbeat
 from duetime.kafka.offsets import OffsetRange, Partition
 from duetime.kafka.range_reader import RangeReader, fetched
 

@@ -12,11 +12,11 @@ from typing import Any, Self
 
 from duetime.core.clock import Clock, SystemClock
 from duetime.core.errors import ConfigError, LeaderStuck, SetupError
-from duetime.core.leadership import IS_WARM
 from duetime.core.metrics import IS_LEADER
 from duetime.core.settings import Settings, is_submitted
 from duetime.core.topics import TopicNames
 from duetime.kafka.admin import check_topics
+from duetime.kafka.leadership import IS_WARM
 from duetime.kafka.offsets import Offsets
 from duetime.pipeline.delivery.destinations import TopicMetadataCache
 from duetime.pipeline.delivery.isolation import FailedDestinations, RecordSender

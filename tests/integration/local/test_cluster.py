@@ -20,7 +20,7 @@ SOON = {"broker.session.timeout.ms": "3000"}
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make networks")
-def test_others_lead_while_a_broker_is_cut_off_and_it_follows_when_it_is_back(tmp_path):
+def test_a_broker_that_is_cut_off_gives_way_and_follows_once_it_is_back(tmp_path):
     with namespaces(BROKERS) as places:
         nodes = [Node(properties=REPLICATED | SOON, namespace=each) for each in places]
         brokers = new_cluster(tmp_path, nodes)

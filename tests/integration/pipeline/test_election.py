@@ -12,9 +12,9 @@ from tests.support.clocks import eventually
 from duetime.client.http_models import OverdueRelease
 from duetime.client.status import MAX_OVERDUE_RELEASES, status
 from duetime.core.clock import SystemClock
-from duetime.core.leadership import HEARTBEAT_S, IS_WARM, Heartbeat
 from duetime.kafka import heartbeats
 from duetime.kafka.heartbeats import LeaderHeartbeats
+from duetime.kafka.leadership import HEARTBEAT_S, IS_WARM, Heartbeat
 from duetime.pipeline.leadership import lease
 from duetime.pipeline.leadership.election import MARGIN_S, Election
 from duetime.pipeline.leadership.lease import lease_is_held, lease_name

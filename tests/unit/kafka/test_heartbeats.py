@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from duetime.core.leadership import HEARTBEAT_BYTES, LONE_LEASE_S, PRESENT_S, Heartbeat
 from duetime.kafka.heartbeats import SKEW_S, present_members
+from duetime.kafka.leadership import HEARTBEAT_BYTES, LONE_LEASE_S, PRESENT_S, Heartbeat
 
 AT_MS = 1_700_000_000_000
 

@@ -36,8 +36,8 @@ from pyspark.sql import functions as F
 
 from duetime.core import metrics
 from duetime.core.errors import KafkaError, LeaderPaused, Reason
-from duetime.core.leadership import check_lease
 from duetime.core.settings import Settings
+from duetime.kafka.leadership import check_lease
 from duetime.kafka.producer import delivery_properties, enqueue, is_fatal
 from duetime.pipeline.delivery.destinations import TopicMetadataCache
 from duetime.pipeline.delivery.router import Router

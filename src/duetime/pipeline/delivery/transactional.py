@@ -31,11 +31,11 @@ from duetime.core import headers as H
 from duetime.core import metrics
 from duetime.core.clock import Clock
 from duetime.core.errors import KafkaError, error_text
-from duetime.core.leadership import check_lease
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
+from duetime.kafka.leadership import check_lease
 from duetime.kafka.offsets import OffsetRange, Offsets
 from duetime.kafka.producer import delivery_properties, enqueue
 from duetime.kafka.range_reader import Entry, RangeReader, entry, fetched, headers_of

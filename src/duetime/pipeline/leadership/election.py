@@ -8,7 +8,7 @@ from then on. A standby that reads none for `takeover_seconds` fences the leader
     1.4 s    the watchdog ends its JVM, if it still stands still
     1.5 s    its lease is over; the standby fences, reads up to the fence, and leads
 
-`duetime.core.leadership` decides, `duetime.kafka.heartbeats` reads and writes, and this module is
+`duetime.kafka.leadership` decides, `duetime.kafka.heartbeats` reads and writes, and this module is
 the thread between them.
 """
 
@@ -25,9 +25,9 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from duetime.core.clock import Clock
-from duetime.core.leadership import HEARTBEAT_S, LONE_LEASE_S, Heartbeat, Leadership
 from duetime.core.settings import Settings
 from duetime.kafka.heartbeats import LEAVE_S, Fenced, HeartbeatLog, LeaderHeartbeats
+from duetime.kafka.leadership import HEARTBEAT_S, LONE_LEASE_S, Heartbeat, Leadership
 from duetime.pipeline.leadership.lease import lease_name
 from duetime.pipeline.leadership.watchdog import NEAR_S
 from duetime.spark.session import JVM_ERRORS

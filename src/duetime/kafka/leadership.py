@@ -10,7 +10,7 @@ clocks of two machines:
   it reads the log up to a record of its own, and so all that the leader wrote before the fence. It
   leads once the last lease that it read has ended.
 
-Nothing in here waits or sends: a caller gives the time.
+Nothing in here waits, sends or needs Kafka: a caller gives the time and the records.
 """
 
 import json
