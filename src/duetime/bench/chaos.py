@@ -165,10 +165,8 @@ def failover(kafka: str | None, *, times: int, rate: float, pause: str, cut: str
     takeovers_s = list[float]()
     seconds = (times + 1) * (FAILOVER_S + pause_s + cut_s)
     with ExitStack() as stack:
-        ports = [free_port() for _ in range(2 if cut_s else 0)]
-        proxies = [stack.enter_context(Proxy(each)) for each in ports]
-        doors = [(port, each.port) for port, each in zip(ports, proxies, strict=True)]
-        local = None if kafka else stack.enter_context(open_brokers(doors=doors))
+        proxies = [stack.enter_context(Proxy(free_port())) for _ in range(2 if cut_s else 0)]
+        local = None if kafka else stack.enter_context(open_brokers(doors=proxies))
         settings = stack.enter_context(open_testbed(kafka, brokers=local))
         pipelines = _Pipelines(stack, settings, proxies, is_paused=bool(pause_s))
         _leader_pid(settings)

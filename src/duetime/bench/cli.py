@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from duetime.bench.testbed import Figures, open_testbed, summed_up
+from duetime.bench.testbed import Figures, Outage, open_testbed, summed_up
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,7 +42,7 @@ OPTIONS = {
     "life": _option(str, "Shortest and longest time between kills, such as 5s..60s."),
     "messages": _option(int, "Number of messages.", min=1),
     "missing": _option(int, "Number of destinations that do not exist.", min=0),
-    "outage": _option(Literal["killed", "cut"] | None, "How a temporary broker goes away."),
+    "outage": _option(Outage | None, "How a temporary broker goes away."),
     "outbox": _option(bool, "Deliver to another, temporary cluster by its outbox.", "--outbox"),
     "pause": _option(str, "Stop the leader for this long, such as 60s; 0s kills it."),
     "rate": _option(float, "Messages a second.", min=0.1),

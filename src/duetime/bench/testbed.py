@@ -37,7 +37,7 @@ from duetime.kafka.offsets import OffsetRange, Offsets
 from duetime.kafka.range_reader import RangeReader, fetched, headers_of
 from duetime.local.broker import LocalBroker
 from duetime.local.cluster import REPLICATED, Node, new_cluster, started
-from duetime.local.network import Namespace, namespaces
+from duetime.local.network import Namespace, Proxy, namespaces
 from duetime.local.process import HOST, GuardedProcess, free_port
 
 #: A benchmark's result: figures by name, as `--json` shows them.
@@ -140,7 +140,7 @@ class Brokers:
 
 @contextmanager
 def open_brokers(
-    count: int = 1, outage: Outage | None = None, doors: Sequence[tuple[int, int]] = ()
+    count: int = 1, outage: Outage | None = None, doors: Sequence[Proxy] = ()
 ) -> Iterator[Brokers]:
     """Start brokers of one cluster, with such outages. Raises SetupError.
 

@@ -24,7 +24,7 @@ from duetime.core import headers as H
 from duetime.core.clock import Clock, SystemClock, parse_duration
 from duetime.core.errors import ClientFailed, InvalidMessage, KafkaError, RecordRefused
 from duetime.core.messages import UNIQUE_PATTERN, MessageId
-from duetime.core.records import RESERVED_HEADERS, Header, IntakeRecord, MessageSpec, message_record
+from duetime.core.records import RESERVED_HEADERS, IntakeRecord, MessageSpec, message_record
 from duetime.core.settings import Settings, load_settings
 from duetime.core.topics import TopicNames
 from duetime.kafka.producer import dead_letter, place
@@ -255,5 +255,5 @@ def _check_raw(message: Message) -> None:
             )
 
 
-def _sender_headers(message: Message) -> list[Header]:
+def _sender_headers(message: Message) -> list[H.Header]:
     return H.without(headers_of(message), (*RESERVED_HEADERS, RETRIED))

@@ -23,7 +23,7 @@ from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.kafka.offsets import OffsetRange, Offsets
 from duetime.kafka.producer import transaction
-from duetime.kafka.range_reader import Header, RangeReader, headers_of
+from duetime.kafka.range_reader import RangeReader, headers_of
 
 #: Maximum number and bytes of the letters in one transaction, which must be short.
 BATCH_LETTERS = 500
@@ -56,7 +56,7 @@ class DeadLetter:
     key: bytes | None = field(repr=False)
     value: bytes | None = field(repr=False)
     #: The sender's headers.
-    headers: tuple[Header, ...] = field(repr=False)
+    headers: tuple[H.Header, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Rejected:
     key: bytes | None = field(repr=False)
     value: bytes | None = field(repr=False)
     #: The sender's headers.
-    headers: tuple[Header, ...] = field(repr=False)
+    headers: tuple[H.Header, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,8 +32,6 @@ from duetime.core.topics import (
     reserved_topics,
 )
 
-Header = H.Header
-
 #: A key, a value or a header's value as a sender gives it; text is sent as UTF-8.
 Payload = str | bytes | None
 
@@ -80,7 +78,7 @@ class IntakeRecord:
     partition: int | None = None
     key: bytes | None = field(repr=False)
     value: bytes | None = field(repr=False)
-    headers: tuple[Header, ...] = field(repr=False)
+    headers: tuple[H.Header, ...] = field(repr=False)
     #: The name of the schedule that it defines; None of a message that comes once.
     schedule: str | None = None
 
@@ -212,7 +210,7 @@ def schedule_command_record(name: str, operation: str, settings: Settings) -> In
 
 
 def _control_record(
-    identity: MessageId, key: str, headers: tuple[Header, ...], settings: Settings
+    identity: MessageId, key: str, headers: tuple[H.Header, ...], settings: Settings
 ) -> IntakeRecord:
     topic = TopicNames(settings).control
     return IntakeRecord(id=identity, topic=topic, key=key.encode(), value=None, headers=headers)
@@ -278,7 +276,7 @@ def encoded(payload: object, what: str, reason: Reason = Reason.MALFORMED) -> by
 
 def encoded_headers(
     headers: Headers | None, reserved: Sequence[str] = RESERVED_HEADERS
-) -> list[Header]:
+) -> list[H.Header]:
     """Return the sender's headers, in order. Raises InvalidMessage (bad-headers)."""
     return [
         (_header_name(name, reserved), encoded(value, f"header {name}", Reason.BAD_HEADERS))
@@ -296,7 +294,7 @@ def check_not_transactional(properties: Mapping[str, Any]) -> None:
 
 
 def check_size(
-    key: bytes | None, value: bytes | None, headers: Iterable[Header], max_bytes: int
+    key: bytes | None, value: bytes | None, headers: Iterable[H.Header], max_bytes: int
 ) -> None:
     """Raise InvalidMessage (too-large) if key, value and headers have more bytes together."""
     in_headers = sum(
@@ -394,7 +392,7 @@ def _checked_partition(partition: object) -> int:
     )
 
 
-def _check_expiry(headers: Iterable[Header]) -> None:
+def _check_expiry(headers: Iterable[H.Header]) -> None:
     # The last of a name counts, and null is never.
     value = dict(headers).get(H.DUE_EXPIRES_MS)
     if value is not None and not re.fullmatch(rb"[0-9]{1,18}", value):

@@ -21,9 +21,9 @@ from typing import Any, Self
 
 from confluent_kafka import Message, TopicPartition
 
+from duetime.core import headers as H
 from duetime.core.clock import Clock, SystemClock
 from duetime.core.errors import KafkaError
-from duetime.core.records import Header
 from duetime.delayed.options import ConsumerOptions
 from duetime.delayed.partition import (
     CommittedPosition,
@@ -116,7 +116,7 @@ class DelayedMessage:
         """Return the value."""
         return self.due.record.value()
 
-    def headers(self) -> list[Header]:
+    def headers(self) -> list[H.Header]:
         """Return all headers, in order; an empty list if there are none."""
         return headers_of(self.due.record)
 

@@ -25,7 +25,6 @@ from duetime.core import headers as H
 from duetime.core.clock import SystemClock
 from duetime.core.errors import KafkaError, LeaderPaused, Reason, error_text
 from duetime.core.messages import LATEST_MS, MessageId
-from duetime.core.records import Header
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
 from duetime.core.topics import TopicNames, visible_topics
@@ -387,7 +386,7 @@ class ForwardedCopies:
         return MessageId(due_ms=_due_ms(message), unique=unique)
 
 
-def _senders_headers(record: Message) -> list[Header]:
+def _senders_headers(record: Message) -> list[H.Header]:
     """Address headers of an earlier delivery would be taken for those of this one."""
     return H.without(headers_of(record), H.ADDRESS)
 

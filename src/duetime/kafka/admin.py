@@ -272,13 +272,10 @@ def _await_leaders(probe: ClusterProbe, expected: Mapping[str, int], settings: S
         )
     # Brokers know a partition's leader before the leader itself does, which refuses writes.
     places = [(name, each) for name in expected for each in existing[name].partitions]
-    offsets = Offsets(settings, TopicNames(settings).release_group)
-    try:
+    with closing(Offsets(settings, TopicNames(settings).release_group)) as offsets:
         # A busy machine takes longer for hundreds of partitions than the timeout of one request.
         if not wait_until(lambda: _answers(offsets, places), LEADERS_TIMEOUT_S, LEADERS_INTERVAL_S):
             raise KafkaError("topics are created but cannot be read: check the brokers")
-    finally:
-        offsets.close()
 
 
 def _answers(offsets: Offsets, places: Iterable[Partition]) -> bool:

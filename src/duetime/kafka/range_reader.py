@@ -18,8 +18,6 @@ from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import AnswerT, OffsetRange, Offsets, Partition, answer
 
-Header = H.Header
-
 #: Properties of a consumer that reads exact ranges of offsets, and commits nothing.
 READS_RANGES = {
     "enable.auto.commit": False,
@@ -75,7 +73,7 @@ class PendingHeaders:
         self,
         key: bytes | None,
         value: bytes | None,
-        headers: Sequence[Header],
+        headers: Sequence[H.Header],
         *,
         cancelled: bool = False,
     ) -> PendingMessage:
@@ -129,7 +127,7 @@ def entry(record: Message) -> Entry | None:
     return Entry(*parts, record.offset() or 0, record) if parts else None
 
 
-def address(headers: Sequence[Header]) -> PendingHeaders | None:
+def address(headers: Sequence[H.Header]) -> PendingHeaders | None:
     """Parse headers that begin with H.SCHEDULED; None where they do not."""
     parts = _parse(headers)
     return PendingHeaders(*parts) if parts else None
@@ -138,7 +136,7 @@ def address(headers: Sequence[Header]) -> PendingHeaders | None:
 _Parts = tuple[MessageId, str | None, int | None, str | None, int | None, int, Retry | None]
 
 
-def _parse(headers: Sequence[Header]) -> _Parts | None:
+def _parse(headers: Sequence[H.Header]) -> _Parts | None:
     """Return the fields of PendingHeaders."""
     first = headers[: len(H.SCHEDULED)]
     if tuple(name for name, _ in first) != H.SCHEDULED:
@@ -169,10 +167,10 @@ def state_part(state: str | None, name: str) -> str | None:
     return (parts[position] or None) if len(parts) > position else None
 
 
-def headers_of(record: Message) -> list[Header]:
+def headers_of(record: Message) -> list[H.Header]:
     """Return a record's headers, in order."""
     # The client takes headers in many forms, and gives them in this one.
-    return cast("list[Header]", record.headers() or [])
+    return cast("list[H.Header]", record.headers() or [])
 
 
 class LogReader:

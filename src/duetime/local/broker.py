@@ -28,7 +28,7 @@ from confluent_kafka.admin import AdminClient
 from duetime.core.errors import SetupError
 from duetime.core.threads import wait_until
 from duetime.local.jars import ClassArchive, broker_jars, find_java
-from duetime.local.network import Namespace
+from duetime.local.network import Namespace, host
 from duetime.local.process import (
     HOST,
     STOP_TIMEOUT_S,
@@ -160,7 +160,7 @@ class LocalBroker(LocalServer):
     @property
     def bootstrap(self) -> str:
         """`host:port` for clients; it stays the same when the broker is started again."""
-        return f"{self._namespace.address if self._namespace else HOST}:{self._port}"
+        return f"{host(self._namespace)}:{self._port}"
 
     def start(self) -> None:
         """Start the broker and wait until it answers; an empty directory becomes a new cluster.

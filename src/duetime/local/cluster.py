@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from duetime.local.broker import LocalBroker, new_cluster_id
-from duetime.local.network import Namespace
+from duetime.local.network import Namespace, Proxy, host
 from duetime.local.process import HOST, free_port
 
 #: Broker settings of a cluster that keeps everything three times, and can do without one of three.
@@ -28,22 +28,17 @@ class Node:
     properties: Mapping[str, str] = field(default_factory=dict)
     #: Whether it is one of the controllers, besides a broker.
     is_controller: bool = True
-    #: Further listeners: the port of each, and the port that its clients connect to.
-    doors: Sequence[tuple[int, int]] = ()
+    #: Further listeners: clients reach each by a proxy before it.
+    doors: Sequence[Proxy] = ()
     #: Where it runs; None is this machine's own network.
     namespace: Namespace | None = None
-
-    @property
-    def host(self) -> str:
-        """Its address."""
-        return self.namespace.address if self.namespace else HOST
 
 
 def new_cluster(directory: Path, nodes: Sequence[Node]) -> list[LocalBroker]:
     """Return the brokers of a new cluster, not started; node ids count from 1."""
     cluster_id, numbered = new_cluster_id(), dict(enumerate(nodes, 1))
     controllers = {
-        number: f"{node.host}:{free_port()}"
+        number: f"{host(node.namespace)}:{free_port()}"
         for number, node in numbered.items()
         if node.is_controller
     }
@@ -51,11 +46,11 @@ def new_cluster(directory: Path, nodes: Sequence[Node]) -> list[LocalBroker]:
 
     def broker(number: int, node: Node) -> LocalBroker:
         port, names = free_port(), [f"DOOR{door}" for door in range(len(node.doors))]
-        own, roles = f"PLAINTEXT://{node.host}:{port}", "broker"
+        own, roles = f"PLAINTEXT://{host(node.namespace)}:{port}", "broker"
         listeners, advertised = [own], [own]
-        for name, (inside, outside) in zip(names, node.doors, strict=True):
-            listeners.append(f"{name}://{node.host}:{inside}")
-            advertised.append(f"{name}://{HOST}:{outside}")
+        for name, door in zip(names, node.doors, strict=True):
+            listeners.append(f"{name}://{HOST}:{door.target}")
+            advertised.append(f"{name}://{HOST}:{door.port}")
         if node.is_controller:
             listeners.append(f"CONTROLLER://{controllers[number]}")
             roles = "broker,controller"

@@ -34,6 +34,7 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self._is_whole = threading.Event()
         self._is_whole.set()
+        self.target = target
         self._server = _Server(target, self._is_whole)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -108,6 +109,11 @@ class Namespace:
     def heal(self) -> None:
         """Carry packets again. Raises SetupError."""
         _ip(f"link set {self.link} up")
+
+
+def host(namespace: Namespace | None) -> str:
+    """Return the address of servers there; None is this machine's own network."""
+    return namespace.address if namespace else HOST
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from typing import NamedTuple
 import msgpack
 import pyarrow as pa
 
+from duetime.core import headers as H
 from duetime.core.messages import MessageId, PendingMessage, SortKey
-from duetime.kafka.range_reader import Header, address
+from duetime.kafka.range_reader import address
 
 #: partition, offset, timestamp.
 ORIGIN = struct.Struct(">iqq")
@@ -46,7 +47,7 @@ class Record(NamedTuple):
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
-    headers: Sequence[Header]
+    headers: Sequence[H.Header]
 
     def to_message(self, *, cancelled: bool = False) -> PendingMessage | None:
         """Return the scheduled message; None for a cancel or a foreign record."""
@@ -69,7 +70,7 @@ def unpack(data: bytes) -> Record:
     return Record._make([*ORIGIN.unpack_from(data), key, value, headers_from(flat)])
 
 
-def headers_from(flat: Sequence[str | bytes | None]) -> list[Header]:
+def headers_from(flat: Sequence[str | bytes | None]) -> list[H.Header]:
     """Return headers from a flat sequence of names and values."""
     return list(zip(flat[::2], flat[1::2], strict=True))  # type: ignore[arg-type]
 
@@ -145,7 +146,7 @@ def arrow_batch(records: Sequence[Record], topic: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=KAFKA_COLUMNS)
 
 
-def header_lists(column: pa.ListArray) -> Iterator[list[Header]]:
+def header_lists(column: pa.ListArray) -> Iterator[list[H.Header]]:
     """Yield the headers of each record of a column."""
     # Flattened, and cut at the offsets: converting each nested list costs twice as much.
     names, values = (column.values.field(each).to_pylist() for each in range(2))

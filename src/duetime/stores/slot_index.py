@@ -26,7 +26,7 @@ from duetime.core import headers as H
 from duetime.core.errors import KafkaError, error_text
 from duetime.core.messages import MessageId
 from duetime.kafka.offsets import OffsetRange, Partition, runs
-from duetime.kafka.range_reader import Header, RangeReader, headers_of
+from duetime.kafka.range_reader import RangeReader, headers_of
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ NO_BLOCKS = Directory(())
 DIRECTORY_ID = _record_id("directory")
 
 
-def index_headers(due_id: bytes) -> list[Header]:
+def index_headers(due_id: bytes) -> list[H.Header]:
     """Return the headers of an index record: those of a cancel that was due in 1970."""
     values = {H.DUE_AT_MS: b"0", H.DUE_ID: due_id}
     return [(name, values.get(name)) for name in H.SCHEDULED]
