@@ -47,7 +47,7 @@ def route_lane_records(records: DataFrame, settings: Settings) -> DataFrame:
     to = choose(
         (is_foreign(), router.foreign()),
         (is_due, router.due_now(message, F.col("metadata"), F.col("error"))),
-        otherwise=router.lane(message, F.col("now")),
+        otherwise=router.lane(message, F.col("now"), F.col("partition")),
     )
     return router.rows(router.examined(timed, message, ~is_foreign() & is_due), to)
 

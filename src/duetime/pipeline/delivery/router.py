@@ -180,9 +180,14 @@ class Router:
         dead = replace(message, headers=F.concat(sender_headers(message), headers))
         return _internal(F.lit(self._names.dead_letter), dead)
 
-    def lane(self, message: MessageColumns, now: Column) -> SinkRow:
-        """To the longest lane that ends in time; for less than the shortest, to the shortest."""
+    def lane(self, message: MessageColumns, now: Column, present: Column | None = None) -> SinkRow:
+        """To the longest lane that ends in time; for less than the shortest, to the shortest.
+
+        Not to a longer one than the `present` lane, which would fit if the clock was set back:
+        recovery takes a message's record in the shortest lane for its latest (see `hop_rank`).
+        """
         number = F.coalesce(lane(self._settings.delay_lanes, message.due_ms - now), F.lit(0))
+        number = number if present is None else F.least(number, present)
         return _internal(F.lit(self._names.lanes), message, number)
 
     def store(self, message: MessageColumns, now: Column, level: Column | None = None) -> Route:
