@@ -289,6 +289,26 @@ def test_a_former_leader_commits_nothing(settings, wheel, now_ms):
     store.close()
 
 
+def test_a_former_leader_deletes_nothing(settings, wheel, now_ms, monkeypatch):
+    """It stood still since its commit: by now the topic may have been created again."""
+    wheel.message("orders", now_ms + MINUTE)
+    leads = [True]
+    with closing(KafkaStore(settings, may_commit=lambda: leads[0])) as store:
+        (claim,) = store.acquire(settings.wheel.place(now_ms + MINUTE, now_ms))
+        commit = store._offsets.commit
+
+        def lose_the_lead(*given):
+            commit(*given)
+            leads[0] = False
+
+        monkeypatch.setattr(store._offsets, "commit", lose_the_lead)
+        deleted = []
+        monkeypatch.setattr(store._offsets, "delete_before", deleted.append)
+        store.settle([claim])
+        assert store._offsets.committed([claim.place]) == {claim.place: claim.end}
+    assert not deleted
+
+
 def test_what_a_former_leader_commits_late_is_read_back(settings, wheel, now_ms, caplog):
     """It stood still between its look at the lease and the commit. Its successor is killed."""
     due_ms = now_ms + MINUTE
