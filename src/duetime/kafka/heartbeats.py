@@ -129,6 +129,8 @@ class LeaderHeartbeats:
         self._producer = _fencing_producer(settings)
         #: The heartbeat whose transaction has begun.
         self._begun: Written | None = None
+        #: Whether a transaction has failed and is not aborted yet.
+        self._is_failed = False
 
     def write(self, heartbeat: Heartbeat) -> Written | None:
         """Write a heartbeat, or go on with an earlier one; return the one that is done, if any.
@@ -146,6 +148,8 @@ class LeaderHeartbeats:
         self._producer.purge()
 
     def _write(self, heartbeat: Heartbeat) -> Written | None:
+        if self._is_failed:
+            self._abort()
         if self._begun is None:
             begun = Written(time.monotonic(), heartbeat)
             self._producer.begin_transaction()
@@ -155,7 +159,7 @@ class LeaderHeartbeats:
                 )
             except (KafkaException, BufferError):
                 # Without a record the client would commit by itself, and no broker would refuse it.
-                self._abort()
+                self._is_failed = True
                 return None
             self._begun = begun
         self._producer.commit_transaction(STEP_S)
@@ -163,18 +167,16 @@ class LeaderHeartbeats:
         return done
 
     def _on_error(self, error: BrokerError) -> None:
-        """Abort where needed; what is only slow is committed by the next call."""
+        """Have the next call go on with what is only slow, and abort what has failed."""
         if error.fatal() or error.code() == BrokerError._FENCED:  # noqa: SLF001 (its public name)
             raise Fenced(error.str())
-        if error.txn_requires_abort():
-            self._abort()
+        self._is_failed = self._is_failed or error.txn_requires_abort()
 
     def _abort(self) -> None:
+        """Abort the transaction. Where a broker has died, several calls may be needed."""
         self._begun = None
-        try:
-            self._producer.abort_transaction(FENCE_S)
-        except KafkaException as error:
-            raise Fenced(error.args[0].str()) from error
+        self._producer.abort_transaction(STEP_S)
+        self._is_failed = False
 
 
 def _fencing_producer(settings: Settings) -> Producer:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -33,7 +34,12 @@ from duetime.core.messages import LATEST_MS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
-from duetime.kafka.descriptions import describe_topic_ids, described_cluster, described_topics
+from duetime.kafka.descriptions import (
+    TIMED_OUT,
+    describe_topic_ids,
+    described_cluster,
+    described_topics,
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +48,11 @@ AnswerT = TypeVar("AnswerT")
 #: A topic's name and the number of a partition.
 Partition = tuple[str, int]
 
-#: Timeout of one request, in seconds; while answers are transient, it is the time for all tries.
-TIMEOUT_S = 10.0
+#: Time limit for an answer, in seconds, with all tries: a broker that has died is replaced by then.
+TIMEOUT_S = 15.0
+
+#: Timeouts of the first tries to get offsets, in seconds; a later one has the whole time.
+TRIES_S = 2.0, 4.0
 
 #: Wait before a request is repeated, in seconds.
 RETRY_INTERVAL_S = 0.1
@@ -58,6 +67,7 @@ MOVED = (
 #: Transient errors: partitions or the group are about to have a broker, or another one.
 TRANSIENT = (
     *MOVED,
+    *TIMED_OUT,
     BrokerError.LEADER_NOT_AVAILABLE,
     BrokerError.OFFSET_NOT_AVAILABLE,
     BrokerError.NOT_COORDINATOR,
@@ -402,15 +412,19 @@ class Offsets:
             IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
         )
         wanted = {TopicPartition(*place): spec for place, spec in specs.items()}
+        timeouts_s = chain(TRIES_S, repeat(TIMEOUT_S))
 
         def ask() -> dict[Partition, ListOffsetsResultInfo]:
-            answers = self._admin.list_offsets(
-                wanted, isolation_level=isolation, request_timeout=TIMEOUT_S
+            # Kept until it has answered: another thread may put a new one in its place, and one
+            # that nobody refers to ends without an answer.
+            admin = self._admin
+            answers = admin.list_offsets(
+                wanted, isolation_level=isolation, request_timeout=next(timeouts_s)
             )
             try:
                 found = {(at.topic, at.partition): one.result() for at, one in answers.items()}
             except KafkaException as error:
-                if error.args[0].code() in MOVED:
+                if error.args[0].code() in (*MOVED, *TIMED_OUT):
                     # It keeps to the leaders that it knows for 15 minutes, whatever they answer.
                     self._admin = AdminClient(self._properties)
                 raise

@@ -25,9 +25,10 @@ RECORD = (
     f"timestampType int, headers {HEADERS_TYPE}"
 )
 
-#: How long a sink tries to deliver a record, in seconds. A leader that was paused for longer sends
-#: none of the records that its producer still held.
-DELIVERY_TIMEOUT_S = 10.0
+#: How long a sink tries to deliver a record, in seconds: longer than a cluster takes to replace a
+#: broker that has died (`broker.session.timeout.ms`, 9 s, and the election of other leaders). A
+#: leader that was paused for longer sends none of the records that its producer still held.
+DELIVERY_TIMEOUT_S = 15.0
 
 #: The pause after a failure or a step-down, in seconds: records that the producer still holds may
 #: arrive for `delivery.timeout.ms`, and must be there when recovery reads.
@@ -36,6 +37,9 @@ RETRY_PAUSE_S = DELIVERY_TIMEOUT_S + 1.0
 #: How long an empty fetch waits at the broker, in ms: in real time, and in a batch, which reads the
 #: records that are there. The next request on that connection waits as well.
 IDLE_WAIT_MS, BATCH_WAIT_MS = 100, 20
+
+#: Timeouts of a fetch, and of the connection to a broker, in ms: it may be cut off.
+FETCH_TIMEOUT_MS, CONNECT_TIMEOUT_MS = 5_000, 2_500
 
 #: More records than a topic has, for a batch of all of them.
 NO_LIMIT = 2**62
@@ -104,6 +108,9 @@ def _source_options(settings: Settings, wait_ms: int, *, committed_only: bool) -
         # A reader must not create a topic, least of all one that is just being deleted.
         "kafka.allow.auto.create.topics": "false",
         "kafka.fetch.max.wait.ms": str(wait_ms),
+        # A broker that is cut off answers nothing: by default, 30 s pass until another is asked.
+        "kafka.request.timeout.ms": str(FETCH_TIMEOUT_MS),
+        "kafka.socket.connection.setup.timeout.ms": str(CONNECT_TIMEOUT_MS),
         # After each poll Spark requests offsets, which drops the records fetched ahead: with 500
         # records a poll, the default, each would be fetched five times.
         "kafka.max.poll.records": "5000",
@@ -169,6 +176,7 @@ def sink_options(settings: Settings, name: str) -> dict[str, str]:
         # A record must not arrive in its slot long after it was routed there: the query fails then,
         # and routes it again.
         "kafka.delivery.timeout.ms": str(int(DELIVERY_TIMEOUT_S * 1_000)),
+        "kafka.socket.connection.setup.timeout.ms": str(CONNECT_TIMEOUT_MS),
         # A broker answers a connection's requests one after the other. One that waits for a replica
         # which has died holds up those behind it, so that it ends well before `max.block.ms`.
         "kafka.request.timeout.ms": "2500",

@@ -1,11 +1,13 @@
 """Kafka's answers to requests for offsets, and its errors."""
 
+import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaException
 from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka.admin import AdminClient
 
 from duetime.core.errors import KafkaError
 from duetime.core.topics import TopicNames
@@ -61,6 +63,24 @@ def test_the_new_partition_leader_is_asked(settings, monkeypatch):
 
     monkeypatch.setattr(asked, "_admin", refusing(BrokerError.FENCED_LEADER_EPOCH))
     assert asked.ends([place]) == {place: 0}
+    asked.close()
+
+
+def test_a_request_is_answered_though_another_thread_gets_a_new_client(settings, monkeypatch):
+    """librdkafka answers no request of a client that has ended: a planner waited for ever."""
+    asked, place = Offsets(settings, "any"), (TopicNames(settings).rejected, 0)
+
+    class Client(AdminClient):
+        def list_offsets(self, *given, **options):
+            answers = super().list_offsets(*given, **options)
+            asked._admin = None
+            return answers
+
+    monkeypatch.setattr(asked, "_admin", Client(asked._properties))
+    thread = threading.Thread(target=asked.ends, args=([place],), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
     asked.close()
 
 

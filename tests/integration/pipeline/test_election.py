@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from threading import Timer
 
 import pytest
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import KafkaException
 from pyspark.errors import PySparkException
 from tests.support.clocks import eventually
 
@@ -238,6 +240,30 @@ def test_a_heartbeat_that_is_slow_counts_from_its_begin(settings, monkeypatch):
     assert done == written
     assert before_s <= begun_s <= after_s
     assert beats.write(later).heartbeat == later
+
+
+def test_a_transaction_that_cannot_be_aborted_yet_is_no_lost_lead(settings, monkeypatch):
+    """The broker that coordinates it has died, and another one does so some seconds later."""
+    beats, calls = LeaderHeartbeats(settings), []
+    answers = {
+        "commit_transaction": [BrokerError(BrokerError._TIMED_OUT, "", False, False, True), None],
+        "abort_transaction": [BrokerError(BrokerError._TIMED_OUT, "", False, True), None],
+    }
+
+    class Producer:
+        def __getattr__(self, name):
+            def call(*_, **__):
+                calls.append(name)
+                if error := answers[name].pop(0) if name in answers else None:
+                    raise KafkaException(error)
+
+            return call
+
+    monkeypatch.setattr(beats, "_producer", Producer())
+    assert [beats.write(heartbeat(each, lease_ms=5_000)) for each in (1, 2)] == [None, None]
+    assert beats.write(later := heartbeat(3, lease_ms=5_000)).heartbeat == later
+    begun = ["begin_transaction", "produce", "commit_transaction"]
+    assert calls == [*begun, "abort_transaction", "abort_transaction", *begun]
 
 
 def heartbeat(number, lease_ms=None):

@@ -4,7 +4,7 @@ The store and the job are stand-ins; the threads are real, and wait for events.
 """
 
 import threading
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ from duetime.core.timer_wheel import Slot
 from duetime.kafka.offsets import DueTimes, OffsetRange
 from duetime.pipeline.release import scheduler
 from duetime.pipeline.release.cascades import CASCADES, CHUNK, CUT_UNTIL_MS, Cascades
-from duetime.pipeline.release.scheduler import BACKGROUND, GATHER_S, ReleaseScheduler
+from duetime.pipeline.release.scheduler import BACKGROUND, GATHER_S, RESCAN_S, ReleaseScheduler
 from duetime.spark.kafka_io import RETRY_PAUSE_S
 
 SETTINGS = Settings()
@@ -421,7 +421,7 @@ class Rests:
     """Timers that go off when a test says so, and a clock that it sets."""
 
     def __init__(self, monkeypatch):
-        self.now_s, self.begun = 1_000.0, []
+        self.now_s, self.begun = 1_001.0, []
         monkeypatch.setattr(scheduler, "threading", SimpleNamespace(Timer=self))
         monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: self.now_s))
 
@@ -492,3 +492,30 @@ def test_a_far_slot_that_fails_waits_for_no_window(failed):
     release._release([OffsetRange(FAR, 9, 0, 1)])
     ((end_s, *_),) = rests.begun
     assert end_s == rests.now_s + RETRY_PAUSE_S
+
+
+def test_overdue_scans_come_sooner_while_they_find_some_or_fail(failed, monkeypatch):
+    """A broker is replaced: records come into slots whose windows were planned before."""
+    release, _, _, rests, _ = failed
+    waits = []
+
+    def no_answer():
+        raise KafkaError("no answer")
+
+    def slow():
+        rests.now_s += RESCAN_S
+        return []
+
+    scans = [list, no_answer, slow, lambda: [Future()], list]
+
+    class Stopping:
+        def wait(self, seconds):
+            waits.append(seconds)
+            return len(waits) > len(scans)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(release, "_stopping", Stopping())
+        patches.setattr(release, "release_overdue", lambda: scans[len(waits) - 1]())
+        release._scan_overdue()
+    interval_s = SETTINGS.overdue_scan_interval_ms / 1_000
+    assert waits == [interval_s, interval_s, RESCAN_S, RESCAN_S, RESCAN_S, interval_s]

@@ -245,7 +245,7 @@ def test_failure_after_given_up_records_rests_unless_its_cause_is_known(refusing
     query.queries.supervise(lambda *_: None)
     query.error = Exception(error)
     query.queries.supervise(lambda *_: None)
-    rest = "restarts in 0 s" if is_quick else "restarts in 11 s"
+    rest = "restarts in 0 s" if is_quick else "restarts in 16 s"
     assert query.queries.status() == {"lanes": f"failed 1 times, {rest}"}
     query.queries.stop()
 
@@ -259,7 +259,7 @@ def test_query_that_fails_with_another_record_just_given_up_rests(monkeypatch):
     monkeypatch.setattr(query_supervisor, "UNANSWERED_S", 0.0)
     query.error = Exception(EXPIRED)
     query.queries.supervise(lambda *_: None)
-    assert query.queries.status() == {"lanes": "failed 1 times, restarts in 11 s"}
+    assert query.queries.status() == {"lanes": "failed 1 times, restarts in 16 s"}
     query.queries.stop()
 
 

@@ -51,7 +51,7 @@ from duetime.pipeline.recovery.deduplicator import (
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.spark.catalyst import PlanCache
 from duetime.spark.columns import delivered_headers, record_bytes
-from duetime.spark.kafka_io import DELIVERY_TIMEOUT_S, RETRY_PAUSE_S, client_id, write_batch
+from duetime.spark.kafka_io import client_id, write_batch
 from duetime.spark.task_jvms import ProducerMetrics
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,10 @@ CHUNK_BYTES = 16 * 1024 * 1024
 
 #: The interval of checks of the lease while records are not acknowledged, in seconds.
 LEASE_INTERVAL_S = 0.1
+
+#: How long a record is tried, in seconds: shorter than at a sink, since others wait behind it. And
+#: the pause after that, when nothing of it is on its way any more.
+ISOLATED_TIMEOUT_S, ISOLATED_PAUSE_S = 10.0, 11.0
 
 #: The detail of a record that no broker has acknowledged or refused.
 NO_ANSWER = "no answer"
@@ -234,7 +238,7 @@ class IsolatedSender:
             # A batch that is held up here holds up others: the next one is not sent there.
             for topic in self._topics(rows, unknown):
                 self._destinations.hold(topic)
-            time.sleep(RETRY_PAUSE_S)
+            time.sleep(ISOLATED_PAUSE_S)
             missing = Deduplicator(self._written).drop_moved_on(rows, scope)
             self._fail(missing, unknown, Reason.NOT_ACKNOWLEDGED)
         for topic in self._topics(rows, undelivered):
@@ -353,7 +357,7 @@ class RecordSender:
                 with self._sending:
                     check_lease(holds_lease)
                     self._enqueue(client, row, partial(report, row.offset))
-            until_s = time.monotonic() + 2 * DELIVERY_TIMEOUT_S
+            until_s = time.monotonic() + 2 * ISOLATED_TIMEOUT_S
             while client.flush(LEASE_INTERVAL_S) and time.monotonic() < until_s:
                 check_lease(holds_lease)
         except LeaderPaused:
@@ -407,7 +411,7 @@ def _bytes(value: bytearray | None) -> bytes | None:
 
 
 def _drop(client: Producer) -> None:
-    until_s = time.monotonic() + DELIVERY_TIMEOUT_S
+    until_s = time.monotonic() + ISOLATED_TIMEOUT_S
     while len(client) and time.monotonic() < until_s:
         # Each time: a request that fails is queued again.
         client.purge(in_flight=False)
@@ -425,6 +429,6 @@ def sender_properties(settings: Settings) -> dict[str, str | int | float | bool]
     return delivery_properties(settings) | {
         # A record that is refused fails its whole batch.
         "batch.num.messages": 1,
-        "delivery.timeout.ms": int(DELIVERY_TIMEOUT_S * 1_000),
+        "delivery.timeout.ms": int(ISOLATED_TIMEOUT_S * 1_000),
         "request.timeout.ms": 5_000,
     }

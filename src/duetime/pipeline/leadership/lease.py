@@ -16,9 +16,9 @@ from duetime.core.settings import Settings
 from duetime.spark import catalyst
 from duetime.spark.session import DEFAULT_LEASE, HELD, STARTED_BEFORE
 
-#: Waits of a row for a lease that has ended, in ms: a broker that is restarted is no reason to
-#: fail. After each it checks again, and after the last it raises.
-WAITS_MS = (100, 400, 1_500, 3_000, 5_000)
+#: Waits of a row for a lease that has ended, in ms: a broker that is restarted, or replaced by
+#: others, is no reason to fail. After each it checks again, and after the last it raises.
+WAITS_MS = (100, 400, 1_500, 3_000, 5_000, 5_000)
 
 
 def lease_name(settings: Settings) -> str:

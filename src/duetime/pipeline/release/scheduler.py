@@ -38,11 +38,15 @@ from duetime.stores import Claim, ClaimT, Store
 log = logging.getLogger(__name__)
 
 #: Windows that may be open at once: one being planned, one being sent, and room for heavy ones and
-#: for those that wait for a broker's answer, which may take the delivery timeout of 10 s.
-WINDOWS = 16
+#: for those that wait for a broker's answer, which may take the delivery timeout.
+WINDOWS = 24
 
 #: Overdue releases at once. They are not urgent, and must not take the cores from windows.
 BACKGROUND = 2
+
+#: Wait before the next overdue scan after one that found messages, failed, or took longer than
+#: this, in seconds: while a broker is replaced, records reach slots that were planned before.
+RESCAN_S = 1.0
 
 #: Windows that failed within this time are repeated together, in seconds.
 GATHER_S = 4.0
@@ -231,11 +235,16 @@ class ReleaseScheduler(Generic[ClaimT]):
             log.exception("could not repeat a release job, the overdue scan will")
 
     def _scan_overdue(self) -> None:
-        while not self._stopping.wait(self._settings.overdue_scan_interval_ms / 1_000):
+        """Scan at intervals, and sooner while brokers are slow or records come into past slots."""
+        wait_s = interval_s = self._settings.overdue_scan_interval_ms / 1_000
+        while not self._stopping.wait(wait_s):
+            begun_s = time.monotonic()
             try:
-                self.release_overdue()
+                is_calm = not self.release_overdue() and time.monotonic() - begun_s < RESCAN_S
             except Exception:
                 log.exception("overdue scan failed, will be repeated")
+                is_calm = False
+            wait_s = interval_s if is_calm else RESCAN_S
 
     def release_overdue(self) -> list[Future[None]]:
         """Release everything that should have been acquired before now."""
