@@ -3,16 +3,13 @@
 The real election runs on a simulated log and clock. A mutant of each rule must be caught.
 """
 
-from types import SimpleNamespace
-
 import pytest
-from tests.simulation.world import World
+from tests.simulation.heartbeats import Brokers, Leads, patch_election
+from tests.simulation.world import Process, World
 
 from duetime.core.clock import SystemClock
 from duetime.core.settings import Settings
-from duetime.kafka.heartbeats import STEP_S, Fenced, Written
 from duetime.kafka.leadership import HEARTBEAT_S, IS_WARM, LONE_LEASE_S, Leadership
-from duetime.pipeline.leadership import election
 from duetime.pipeline.leadership.election import Election
 
 SECONDS, MEMBERS, SEEDS = 40.0, 3, 60
@@ -23,159 +20,14 @@ TAKEOVER_S = 1.5
 FAULTS_END_S = 20.0
 
 
-class Broker:
-    """The log, and the epoch of its transactional id."""
-
-    def __init__(self, world):
-        self.world = world
-        self.records, self.epoch = [], 0
-        #: Members that the partition's leader and the coordinator do not answer, until when.
-        self.cut, self.coordinator_cut = {}, {}
-
-    def reach(self, member, cut, within_s=float("inf")):
-        """Wait until a request of the member is here; return whether it is, in this time."""
-        world = self.world
-        world.between(0.0005, 0.02)
-        until_s = world.now_s + within_s
-        while (end_s := cut.get(member, 0)) > world.now_s < until_s:
-            world.sleep(min(end_s, until_s) - world.now_s)
-        return end_s <= world.now_s
-
-
-class Log:
-    """In place of HeartbeatLog."""
-
-    def __init__(self, broker, member):
-        self._broker, self._member, self._position = broker, member, 0
-        self._unwritten = []
-        self._stalled_until_s = 0.0
-
-    def start(self):
-        self._broker.reach(self._member, self._broker.cut)
-        return not self._broker.records
-
-    def read(self, wait_s):
-        world, broker = self._broker.world, self._broker
-        world.between(0, wait_s)
-        self._member.maybe_pause()
-        if broker.cut.get(self._member, 0) > world.now_s:
-            return
-        if self._member.has_faults() and world.random.random() < 0.01:
-            self._stalled_until_s = world.now_s + world.random.uniform(0.2, 1.0)
-        broker.records += self._unwritten
-        self._unwritten = []
-        if world.now_s < self._stalled_until_s:
-            return
-        # What a fetch has brought may be older than what is there.
-        end = len(broker.records) - world.random.choice((0, 0, 0, 1))
-        found = broker.records[self._position : end]
-        self._position = max(self._position, end)
-        for each in found:
-            self._member.maybe_pause()
-            yield each
-
-    def write(self, heartbeat):
-        # One that does not arrive in time is given up.
-        self._unwritten = [*self._unwritten, heartbeat][-2:]
-
-    def close(self):
-        pass
-
-
-class Leads:
-    """In place of LeaderHeartbeats."""
-
-    def __init__(self, broker, member):
-        self._broker, self._member = broker, member
-        broker.reach(member, broker.coordinator_cut)
-        # A transaction that the last leader left open is aborted before.
-        broker.world.between(0, broker.world.random.choice((0.02, 0.6)))
-        broker.epoch += 1
-        self._epoch = broker.epoch
-        self._begun, self._is_appended = None, False
-        broker.world.between(0, 0.02)
-
-    def write(self, heartbeat):
-        world, broker = self._broker.world, self._broker
-        started_s = world.now_s
-        if self._begun is None:
-            self._begun, self._is_appended = Written(started_s, heartbeat), False
-            self._member.maybe_pause()
-        if not self._is_appended:
-            if not broker.reach(self._member, broker.cut, STEP_S):
-                return None
-            # The partition's leader knows of a fence only once another has written there.
-            broker.records.append(self._begun.heartbeat)
-            self._is_appended = True
-        self._member.maybe_pause()
-        if not broker.reach(self._member, broker.coordinator_cut, STEP_S):
-            return None
-        if broker.epoch != self._epoch:
-            raise Fenced("by another")
-        world.between(0, 0.02)
-        self._member.maybe_pause()
-        if world.now_s - started_s > STEP_S:
-            return None
-        done, self._begun = self._begun, None
-        return done
-
-    def close(self):
-        pass
-
-
-class Flag:
-    """In place of threading.Event."""
-
-    def __init__(self, world):
-        self._world, self._is_set = world, False
-
-    def set(self):
-        self._is_set = True
-
-    def is_set(self):
-        return self._is_set
-
-    def wait(self, seconds):
-        self._world.sleep(seconds)
-
-
-class Task:
-    """In place of threading.Thread."""
-
-    def __init__(self, world, run):
-        self._world, self._run, self._is_alive = world, run, True
-
-    def start(self):
-        self._world.start(self._until_done)
-
-    def is_alive(self):
-        return self._is_alive
-
-    def join(self):
-        while self._is_alive:
-            self._world.sleep(0.01)
-
-    def _until_done(self):
-        self._run()
-        self._is_alive = False
-
-
 class Member(Election):
     """An election whose leases are noted."""
 
-    def prepare(self, world, leases):
+    def prepare(self, world, leases, name):
         self.world, self.leases = world, leases
+        self._member = self._name = name
         self.status = lambda: {IS_WARM: True}
         return self
-
-    def maybe_pause(self):
-        """A process may stand still between any two steps."""
-        world = self.world
-        if self.has_faults() and world.random.random() < 0.003:
-            world.between(*world.random.choice(((1.0, 2.0), (0.1, 8.0))))
-
-    def has_faults(self):
-        return self.world.now_s < FAULTS_END_S
 
     def _lease_until(self, instant_s):
         super()._lease_until(instant_s)
@@ -184,20 +36,27 @@ class Member(Election):
     __hash__ = object.__hash__
 
 
-@pytest.fixture
-def no_pauses(monkeypatch):
-    """Only what a test does itself goes wrong."""
-    monkeypatch.setattr(Member, "has_faults", lambda _: False)
+def pause_now_and_then(world):
+    """A process may stand still between any two steps."""
+
+    def disturb(process, _):
+        if world.now_s < FAULTS_END_S and world.random.random() < 0.001:
+            bounds_s = world.random.choice(((1.0, 2.0), (0.1, 8.0)))
+            world.pause(process, world.random.uniform(*bounds_s))
+
+    return disturb
 
 
-def cut_now_and_then(world, broker, members):
+def cut_now_and_then(world, brokers, members):
+    world.disturb = pause_now_and_then(world)
     while True:
         world.between(1.0, 6.0)
         if world.now_s > FAULTS_END_S:
             return
-        hit = world.random.choice([[each] for each in members] + [members])
-        both = [broker.cut, broker.coordinator_cut]
-        kinds = world.random.choice((both, both, [broker.coordinator_cut]))
+        names = [each._name for each in members]
+        hit = world.random.choice([[each] for each in names] + [names])
+        both = [brokers.cut, brokers.coordinator_cut]
+        kinds = world.random.choice((both, both, [brokers.coordinator_cut]))
         until_s = world.now_s + world.random.uniform(0.2, 6.0)
         for each in hit:
             for what in kinds:
@@ -206,26 +65,16 @@ def cut_now_and_then(world, broker, members):
 
 def simulate(seed, monkeypatch, faults=cut_now_and_then):
     """Run one world; return what each call has set the leases to, and the members."""
-    world, leases = World(seed), []
-    broker = Broker(world)
-    members = []
-    monkeypatch.setattr(election, "time", SimpleNamespace(monotonic=lambda: world.now_s))
-    monkeypatch.setattr(election, "HeartbeatLog", lambda _: None)
-    monkeypatch.setattr(
-        election, "LeaderHeartbeats", lambda settings: Leads(broker, settings.member)
-    )
-    for number in range(MEMBERS):
-        member = Member(Settings(), SystemClock()).prepare(world, leases)
-        member._member = member._name = str(number)
-        member._log = Log(broker, member)
-        member._settings = SimpleNamespace(
-            takeover_seconds=TAKEOVER_S, namespace="d", in_term=lambda _: None, member=member
-        )
-        member._closing = Flag(world)
-        member._thread = Task(world, member._run)
+    world, leases, members = World(seed), [], []
+    brokers = Brokers(world)
+    brokers.has_faults = lambda: faults is cut_now_and_then and world.now_s < FAULTS_END_S
+    patch_election(monkeypatch, world, brokers)
+    settings = Settings(takeover_seconds=TAKEOVER_S)
+    for name in map(str, range(MEMBERS)):
+        member = Member(settings, SystemClock()).prepare(world, leases, name)
         members.append(member)
-        member._thread.start()
-    world.start(lambda: faults(world, broker, members))
+        world.start(member.start, Process(name))
+    world.start(lambda: faults(world, brokers, members))
     world.run(SECONDS)
     return leases, members
 
@@ -261,15 +110,14 @@ def test_one_leads_at_a_time_and_one_leads_after_the_faults(seed, monkeypatch):
     assert leader_of(members)._until_s > SECONDS
 
 
-@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize("seed", range(5))
 def test_a_leader_that_dies_is_replaced_within_a_second_of_its_lease(seed, monkeypatch):
     died = []
 
-    def leader_dies(world, broker, members):
+    def leader_dies(world, brokers, members):
         world.sleep(20)
         died.append(leader_of(members))
-        broker.cut[died[0]] = broker.coordinator_cut[died[0]] = SECONDS
+        brokers.cut[died[0]._name] = brokers.coordinator_cut[died[0]._name] = SECONDS
 
     leases, _ = simulate(seed, monkeypatch, leader_dies)
     (successor,) = leaders_after(15, leases) - set(died)
@@ -293,7 +141,6 @@ def takeover_s(leases, successor):
     return min(at_s for at_s in since if at_s > 20) - 20
 
 
-@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize("seed", range(5))
 def test_a_leader_that_stops_leads_until_it_has_settled(seed, monkeypatch):
     settled_s = []
@@ -317,14 +164,13 @@ def test_a_leader_that_stops_leads_until_it_has_settled(seed, monkeypatch):
     assert takeover_s(leases, leader_of(members)) + 20 - settled_s[0] < TAKEOVER_S + 1.0
 
 
-@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize("seed", range(5))
 def test_a_short_cut_of_all_members_changes_no_leader(seed, monkeypatch):
 
-    def brokers_restart(world, broker, members):
+    def brokers_restart(world, brokers, members):
         world.sleep(20)
         for each in members:
-            broker.cut[each] = broker.coordinator_cut[each] = world.now_s + 3
+            brokers.cut[each._name] = brokers.coordinator_cut[each._name] = world.now_s + 3
 
     leases, _ = simulate(seed, monkeypatch, brokers_restart)
     assert len(leaders_after(15, leases)) == 1
@@ -340,12 +186,11 @@ def never_read(self, _, now_s):
 
 def lease_from_the_answer(self, heartbeat):
     written = WRITE(self, heartbeat)
-    return written and written._replace(begun_s=self._broker.world.now_s)
+    return written and written._replace(begun_s=self._brokers.world.now_s)
 
 
-def never_fenced(self, broker, member):
-    INIT(self, broker, member)
-    broker.epoch = self._epoch = 1
+def never_fenced(self):
+    self._brokers.epoch = self._epoch = 1
 
 
 def latest_lease(self, fence):
@@ -356,7 +201,7 @@ def latest_lease(self, fence):
         self._lease_until(self.world.now_s + LONE_LEASE_S - HEARTBEAT_S)
 
 
-WRITE, INIT, RENEW = Leads.write, Leads.__init__, Election._renew
+WRITE, RENEW = Leads.write, Election._renew
 
 
 @pytest.mark.parametrize(
@@ -365,7 +210,7 @@ WRITE, INIT, RENEW = Leads.write, Leads.__init__, Election._renew
         (Leadership, "may_lead", never_wait),
         (Leadership, "may_lead", never_read),
         (Leads, "write", lease_from_the_answer),
-        (Leads, "__init__", never_fenced),
+        (Leads, "init", never_fenced),
         (Election, "_renew", latest_lease),
     ],
 )
