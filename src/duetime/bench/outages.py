@@ -161,13 +161,14 @@ def outage(  # noqa: PLR0913 (the options of a command)
         figures, arrivals = measured(settings, plan, "run", TOPICS)
         away.join()
     begun_ms, ended_ms = failover_ms
-    inside = [each.late_ms for each in arrivals if begun_ms <= each.due_ms < ended_ms]
-    outside = [each.late_ms for each in arrivals if not begun_ms <= each.due_ms < ended_ms]
+    late_ms: dict[bool, list[int]] = {True: [], False: []}
+    for each in arrivals:
+        late_ms[begun_ms <= each.due_ms < ended_ms].append(each.late_ms)
     return {
         **figures,
-        **percentiles(outside),
+        **percentiles(late_ms[False]),
         "failover_s": round((ended_ms - begun_ms) / 1_000, 1),
-        **percentiles(inside, ("p50", "max"), "failover_"),
+        **percentiles(late_ms[True], ("p50", "max"), "failover_"),
     }
 
 
