@@ -508,6 +508,9 @@ def test_overdue_scans_come_sooner_while_they_find_some_or_fail(failed, monkeypa
 
     scans = [list, no_answer, slow, lambda: [Future()], list]
 
+    def scan():
+        return scans[len(waits) - 1]()
+
     class Stopping:
         def wait(self, seconds):
             waits.append(seconds)
@@ -515,7 +518,7 @@ def test_overdue_scans_come_sooner_while_they_find_some_or_fail(failed, monkeypa
 
     with monkeypatch.context() as patches:
         patches.setattr(release, "_stopping", Stopping())
-        patches.setattr(release, "release_overdue", lambda: scans[len(waits) - 1]())
+        patches.setattr(release, "release_overdue", scan)
         release._scan_overdue()
     interval_s = SETTINGS.overdue_scan_interval_ms / 1_000
     assert waits == [interval_s, interval_s, RESCAN_S, RESCAN_S, RESCAN_S, interval_s]
