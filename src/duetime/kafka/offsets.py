@@ -416,7 +416,7 @@ class Offsets:
 
         def ask() -> dict[Partition, ListOffsetsResultInfo]:
             # Kept until it has answered: another thread may put a new one in its place, and one
-            # that nobody refers to ends without an answer.
+            # without a reference ends without an answer.
             admin = self._admin
             answers = admin.list_offsets(
                 wanted, isolation_level=isolation, request_timeout=next(timeouts_s)
