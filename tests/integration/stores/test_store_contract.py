@@ -189,7 +189,8 @@ def mortal(request, broker, tmp_path):
     if request.param == "aerospike":
         pytest.skip("the server that DUETIME_AEROSPIKE names is not ours to kill")
     if request.param == "redis":
-        with local_redis(tmp_path) as server:
+        # By default, it writes what it has acknowledged up to 2 s later, while the disk is slow.
+        with local_redis(tmp_path, {"appendfsync": "always"}) as server:
             yield OnRedis(broker, server), server
     else:
         with LocalBroker(tmp_path) as server, closing(OnWheel(server)) as found:
