@@ -105,22 +105,20 @@ def _source_options(settings: Settings, wait_ms: int, *, committed_only: bool) -
         "kafka.request.timeout.ms": str(FETCH_TIMEOUT_MS),
         "kafka.socket.connection.setup.timeout.ms": str(CONNECT_TIMEOUT_MS),
     }
-    return (
-        timeouts
-        | spark_properties(settings)
-        | {
-            "includeHeaders": "true",
-            "kafka.isolation.level": "read_committed" if committed_only else "read_uncommitted",
-            # The other one fetches in a thread of its own, and `LastRecords` counts fetches.
-            "kafka.group.protocol": "classic",
-            # A reader must not create a topic, least of all one that is just being deleted.
-            "kafka.allow.auto.create.topics": "false",
-            "kafka.fetch.max.wait.ms": str(wait_ms),
-            # After each poll Spark requests offsets, which drops the records fetched ahead: with 500
-            # records a poll, the default, each would be fetched five times.
-            "kafka.max.poll.records": "5000",
-        }
-    )
+    # What the user sets wins.
+    properties = timeouts | spark_properties(settings)
+    return properties | {
+        "includeHeaders": "true",
+        "kafka.isolation.level": "read_committed" if committed_only else "read_uncommitted",
+        # The other one fetches in a thread of its own, and `LastRecords` counts fetches.
+        "kafka.group.protocol": "classic",
+        # A reader must not create a topic, least of all one that is just being deleted.
+        "kafka.allow.auto.create.topics": "false",
+        "kafka.fetch.max.wait.ms": str(wait_ms),
+        # After each poll Spark requests offsets, which drops the records fetched ahead: with 500
+        # records a poll, the default, each would be fetched five times.
+        "kafka.max.poll.records": "5000",
+    }
 
 
 def offsets_json(offsets: Iterable[tuple[Partition, int]]) -> str:
