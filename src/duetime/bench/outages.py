@@ -161,14 +161,14 @@ def outage(  # noqa: PLR0913 (the options of a command)
         figures, arrivals = measured(settings, plan, "run", TOPICS)
         away.join()
     begun_ms, ended_ms = failover_ms
-    late_ms: dict[bool, list[int]] = {True: [], False: []}
+    during, others = list[int](), list[int]()
     for each in arrivals:
-        late_ms[begun_ms <= each.due_ms < ended_ms].append(each.late_ms)
+        (during if begun_ms <= each.due_ms < ended_ms else others).append(each.late_ms)
     return {
         **figures,
-        **percentiles(late_ms[False]),
+        **percentiles(others),
         "failover_s": round((ended_ms - begun_ms) / 1_000, 1),
-        **percentiles(late_ms[True], ("p50", "max"), "failover_"),
+        **percentiles(during, ("p50", "max"), "failover_"),
     }
 
 

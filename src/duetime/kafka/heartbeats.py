@@ -175,7 +175,12 @@ class LeaderHeartbeats:
     def _abort(self) -> None:
         """Abort the transaction. Where a broker has died, several calls may be needed."""
         self._begun = None
-        self._producer.abort_transaction(STEP_S)
+        try:
+            self._producer.abort_transaction(STEP_S)
+        except KafkaException as error:
+            if not error.args[0].retriable():
+                raise Fenced(error.args[0].str()) from error
+            raise
         self._is_failed = False
 
 

@@ -48,10 +48,11 @@ AnswerT = TypeVar("AnswerT")
 #: A topic's name and the number of a partition.
 Partition = tuple[str, int]
 
-#: Time limit for an answer, in seconds, with all tries: a broker that has died is replaced by then.
+#: The longest timeout of a request, in seconds; while answers are transient, another try begins
+#: within this time. A broker that has died is replaced by then.
 TIMEOUT_S = 15.0
 
-#: Timeouts of the first tries to get offsets, in seconds; a later one has the whole time.
+#: Timeouts of the first tries to get offsets, in seconds; a later one has the longest.
 TRIES_S = 2.0, 4.0
 
 #: Wait before a request is repeated, in seconds.

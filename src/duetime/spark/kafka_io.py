@@ -100,13 +100,9 @@ def read_stream(  # noqa: PLR0913 (each by its name)
 
 def _source_options(settings: Settings, wait_ms: int, *, committed_only: bool) -> dict[str, str]:
     """Return the options of every read; an empty fetch waits `wait_ms` at the broker."""
-    timeouts = {
-        # A broker that is cut off answers nothing: by default, 30 s pass until another is asked.
-        "kafka.request.timeout.ms": str(FETCH_TIMEOUT_MS),
-        "kafka.socket.connection.setup.timeout.ms": str(CONNECT_TIMEOUT_MS),
-    }
-    # What the user sets wins.
-    properties = timeouts | spark_properties(settings)
+    # A broker that is cut off answers nothing: by default, 30 s pass until another is asked.
+    timeout = {"kafka.request.timeout.ms": str(FETCH_TIMEOUT_MS)}
+    properties = timeout | _client_properties(settings)
     return properties | {
         "includeHeaders": "true",
         "kafka.isolation.level": "read_committed" if committed_only else "read_uncommitted",
@@ -119,6 +115,12 @@ def _source_options(settings: Settings, wait_ms: int, *, committed_only: bool) -
         # records a poll, the default, each would be fetched five times.
         "kafka.max.poll.records": "5000",
     }
+
+
+def _client_properties(settings: Settings) -> dict[str, str]:
+    """Return the properties of every source and sink; those of the user win."""
+    timeout = {"kafka.socket.connection.setup.timeout.ms": str(CONNECT_TIMEOUT_MS)}
+    return timeout | spark_properties(settings)
 
 
 def offsets_json(offsets: Iterable[tuple[Partition, int]]) -> str:
@@ -170,7 +172,7 @@ def sink_options(settings: Settings, name: str) -> dict[str, str]:
     Destinations and the wheel have different producers: for each record, a producer goes through
     all partitions that it has ever written to.
     """
-    return spark_properties(settings) | {
+    return _client_properties(settings) | {
         "kafka.client.id": client_id(settings, name),
         # Acknowledged by every in-sync replica, and once, however often it is retried.
         "kafka.acks": "all",
@@ -180,7 +182,6 @@ def sink_options(settings: Settings, name: str) -> dict[str, str]:
         # A record must not arrive in its slot long after it was routed there: the query fails then,
         # and routes it again.
         "kafka.delivery.timeout.ms": str(int(DELIVERY_TIMEOUT_S * 1_000)),
-        "kafka.socket.connection.setup.timeout.ms": str(CONNECT_TIMEOUT_MS),
         # A broker answers a connection's requests one after the other. One that waits for a replica
         # which has died holds up those behind it, so that it ends well before `max.block.ms`.
         "kafka.request.timeout.ms": "2500",

@@ -233,8 +233,7 @@ class KafkaStore:
         self._started_ms |= late
         current = {each: at for each, at in (starts | committed).items() if each not in replaced}
         self._commit(current, self._started_ms)
-        if self._may_commit():
-            self._offsets.delete_before(committed)
+        self._delete_as_leader(committed)
         # What a former leader has committed late may lie before what its successor has deleted.
         _log_removed({each: at for each, at in committed.items() if each not in late}, starts)
         self._settled = {each: max(committed.get(each, 0), at) for each, at in starts.items()}
@@ -404,10 +403,7 @@ class KafkaStore:
         """Delete settled records. A log that has a new leader is left for a later deletion.
 
         It may have lost its end: then unread records have taken these offsets. The next scan tells.
-        Nor does a former leader delete any: the topic may be another one since it stood still.
         """
-        if not self._may_commit():
-            return
         with self._lock:
             epochs = {each: self._epochs[each] for each in offsets if each in self._epochs}
         try:
@@ -420,9 +416,14 @@ class KafkaStore:
             for each, epoch in epochs.items()
             if each not in latest or latest[each].leader_epoch != epoch
         }
-        self._offsets.delete_before(
+        self._delete_as_leader(
             {each: offset for each, offset in offsets.items() if each not in changed}
         )
+
+    def _delete_as_leader(self, offsets: Mapping[Partition, int]) -> None:
+        """Delete records, unless the lead is lost: the topic may have been created again since."""
+        if self._may_commit():
+            self._offsets.delete_before(offsets)
 
     def _lagging(self) -> dict[Partition, Position]:
         """Return the ends of the unclaimed partitions that have unsettled records."""

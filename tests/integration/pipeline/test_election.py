@@ -4,6 +4,7 @@ import os
 import time
 from contextlib import ExitStack
 from threading import Timer
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError as BrokerError
@@ -15,7 +16,7 @@ from duetime.client.http_models import OverdueRelease
 from duetime.client.status import MAX_OVERDUE_RELEASES, status
 from duetime.core.clock import SystemClock
 from duetime.kafka import heartbeats
-from duetime.kafka.heartbeats import LeaderHeartbeats
+from duetime.kafka.heartbeats import Fenced, LeaderHeartbeats
 from duetime.kafka.leadership import HEARTBEAT_S, IS_WARM, Heartbeat
 from duetime.pipeline.leadership import lease
 from duetime.pipeline.leadership.election import MARGIN_S, Election
@@ -264,6 +265,18 @@ def test_a_transaction_that_cannot_be_aborted_yet_is_no_lost_lead(settings, monk
     assert beats.write(later := heartbeat(3, lease_ms=5_000)).heartbeat == later
     begun = ["begin_transaction", "produce", "commit_transaction"]
     assert calls == [*begun, "abort_transaction", "abort_transaction", *begun]
+
+
+def test_a_transaction_that_cannot_be_aborted_at_all_is_a_lost_lead(settings, monkeypatch):
+    beats = LeaderHeartbeats(settings)
+
+    def refuse(_timeout_s):
+        raise KafkaException(BrokerError(BrokerError._STATE))
+
+    monkeypatch.setattr(beats, "_producer", SimpleNamespace(abort_transaction=refuse))
+    monkeypatch.setattr(beats, "_is_failed", True)
+    with pytest.raises(Fenced):
+        beats.write(heartbeat(1, lease_ms=5_000))
 
 
 def heartbeat(number, lease_ms=None):

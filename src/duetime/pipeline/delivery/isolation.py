@@ -65,9 +65,11 @@ CHUNK_BYTES = 16 * 1024 * 1024
 #: The interval of checks of the lease while records are not acknowledged, in seconds.
 LEASE_INTERVAL_S = 0.1
 
-#: How long a record is tried, in seconds: shorter than at a sink, since others wait behind it. And
-#: the pause after that, when nothing of it is on its way any more.
-ISOLATED_TIMEOUT_S, ISOLATED_PAUSE_S = 10.0, 11.0
+#: How long a record is tried, in seconds: shorter than at a sink, since others wait behind it.
+ISOLATED_TIMEOUT_S = 10.0
+
+#: The pause after a record that was not answered, in seconds: nothing of it is on its way then.
+ISOLATED_PAUSE_S = ISOLATED_TIMEOUT_S + 1.0
 
 #: The detail of a record that no broker has acknowledged or refused.
 NO_ANSWER = "no answer"
