@@ -1,5 +1,6 @@
 """The client's cancels in a simulated world: the real ones, on simulated logs."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 from tests.simulation.kafka import Offsets, Record
@@ -17,12 +18,6 @@ class Reader:
 
     def __init__(self, kafka):
         self._kafka = kafka
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def entries_of(self, identity, ranges):
         for each in ranges:
@@ -48,12 +43,6 @@ class Sender:
     def __init__(self, kafka):
         self._kafka = kafka
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
     def send(self, record):
         kafka, (place,) = self._kafka, INTAKE
         offset = kafka.ask(lambda: kafka.append(place, record))
@@ -66,11 +55,11 @@ def patch_client(monkeypatch, world, kafka):
     monkeypatch.setattr(cancellation, "time", world.time)
     monkeypatch.setattr(cancellation, "Offsets", lambda _: Offsets(kafka, None))
     monkeypatch.setattr(cancellation, "open_reader", WheelReader)
-    monkeypatch.setattr(cancellation, "Producer", lambda *_, **__: Sender(kafka))
+    monkeypatch.setattr(cancellation, "Producer", lambda *_, **__: nullcontext(Sender(kafka)))
     monkeypatch.setattr(
         cancellation,
         "cancel_record",
         lambda identity, *_: Record(int(identity.unique), identity.due_ms, 0, is_cancel=True),
     )
     monkeypatch.setattr(wheel_reader, "Offsets", lambda _, group: Offsets(kafka, group))
-    monkeypatch.setattr(wheel_reader, "RangeReader", lambda *_: Reader(kafka))
+    monkeypatch.setattr(wheel_reader, "RangeReader", lambda *_: nullcontext(Reader(kafka)))

@@ -11,13 +11,13 @@ from typing import NamedTuple
 from tests.simulation.world import Event
 
 from duetime.core.errors import KafkaError
-from duetime.kafka.offsets import Commit, LogIdentity, Position
+from duetime.kafka.offsets import TIMEOUT_S, TRIES_S, Commit, LogIdentity, Position
 
 #: The instant at which a world begins, in epoch ms.
 EPOCH_MS = 1_700_000_000_000
 
-#: Timeout of a request, and of a producer's attempt, in seconds.
-REQUEST_S, ATTEMPT_S = 10.0, 2.5
+#: Timeout of a producer's attempt, and the least and most latency of a request, in seconds.
+ATTEMPT_S, LATENCY_S = 2.5, (0.0003, 0.01)
 
 #: An attempt that was not answered is repeated after this time, in seconds.
 BACKOFF_S = 0.1
@@ -87,33 +87,33 @@ class Kafka:
         self.cut = defaultdict(float)
         #: Called with each record that readers may see from now on.
         self.on_append: list[Callable] = []
+        #: By partition, what is set with its next records.
         self.appended = defaultdict(lambda: Event(world))
-        #: The worst latency of a request, in seconds.
-        self.slow_s = 0.01
         self.stalled_until_s = 0.0
-        #: What must never be.
+        #: Commits of offsets that the log does not have.
         self.violations = []
 
-    def now_ms(self, log=None):
-        return EPOCH_MS + int((self.world.now_s + (log.skew_s if log else 0.0)) * 1_000)
+    def now_ms(self, skew_s):
+        return EPOCH_MS + int((self.world.now_s + skew_s) * 1_000)
 
     def latency_s(self):
-        return self.world.random.uniform(0.0003, self.slow_s)
+        return self.world.random.uniform(*LATENCY_S)
 
-    def ask(self, action, timeout_s=REQUEST_S, *, may_be_late=False):
+    def ask(self, action, timeout_s=TIMEOUT_S, *, may_be_late=False):
         """Have the brokers do something; return the answer. Raises KafkaError without one.
 
         `may_be_late`: a request that is cut off arrives later, even if its process has died.
         """
-        until_s = self.world.now_s + timeout_s
-        while (found := self._ask_once(action, until_s, may_be_late)) is None:
-            if self.world.now_s + BACKOFF_S >= until_s:
-                raise KafkaError("no leader")
-            self.world.sleep(BACKOFF_S)
-        return found[0]
+        world, until_s = self.world, self.world.now_s + timeout_s
+        while world.now_s < until_s:
+            try_s = until_s if may_be_late else min(until_s, world.now_s + TRIES_S[0])
+            if (found := self._ask_once(action, try_s, may_be_late)) is not None:
+                return found[0]
+            world.sleep(BACKOFF_S)
+        raise KafkaError("no answer")
 
     def _ask_once(self, action, until_s, may_be_late):
-        """Return the answer in a tuple; None where a partition has no leader."""
+        """Return the answer in a tuple; None without one, or where a partition has no leader."""
         world, machine = self.world, self.world.process.machine
         answered, found = Event(world), []
 
@@ -134,7 +134,7 @@ class Kafka:
 
         world.at(self.latency_s(), arrive)
         if not answered.wait(until_s - world.now_s) or self.cut[machine] > world.now_s:
-            raise KafkaError("no answer")
+            return None
         return found[0]
 
     def led(self, place):
@@ -148,7 +148,7 @@ class Kafka:
         """Append to the leader's log; return the offset."""
         log = self.led(place)
         offset = log.end
-        log.records.append(record._replace(at_ms=self.now_ms(log), offset=offset))
+        log.records.append(record._replace(at_ms=self.now_ms(log.skew_s), offset=offset))
         self.replicate(place, log)
         return offset
 
@@ -158,8 +158,7 @@ class Kafka:
         def show():
             if log is not self.logs[place]:
                 return
-            if max(log.lags_until_s, log.away_until_s) > self.world.now_s:
-                until_s = max(log.lags_until_s, log.away_until_s)
+            if (until_s := max(log.lags_until_s, log.away_until_s)) > self.world.now_s:
                 self.world.at(until_s - self.world.now_s + 0.001, show)
                 return
             shown = log.records[log.high_watermark :]
@@ -167,7 +166,7 @@ class Kafka:
             for each in shown:
                 for call in self.on_append:
                     call(place, each)
-            self.appended[place].set()
+            self.appended.pop(place, Event(self.world)).set()
 
         self.world.at(self.world.random.uniform(0, 0.002), show)
 
@@ -182,7 +181,7 @@ class Kafka:
         return self.ask(find)
 
     def move_leader(self, place, away_s, skew_s):
-        """Have another broker lead; what its log lacks was shown to nobody."""
+        """Have another broker lead. Its log ends at the high watermark."""
         log = self.logs[place]
         log.away_until_s = self.world.now_s + away_s
         log.truncate(log.high_watermark)

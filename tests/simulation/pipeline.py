@@ -8,18 +8,17 @@ from functools import partial
 
 from tests.simulation.heartbeats import patch_election
 from tests.simulation.kafka import Offsets
-from tests.simulation.spark import ERRORS, INTAKE, LANES, SETTINGS, SUPERVISE_S, Jvm, Query, Rows
+from tests.simulation.spark import ERRORS, INTAKE, LANES, SETTINGS, Jvm, Query, Rows
 from tests.simulation.world import Pool, Process, wait_all
 
 from duetime.core import threads
-from duetime.kafka.offsets import OffsetRange
 from duetime.pipeline.leadership import watchdog
 from duetime.pipeline.leadership.election import Election
 from duetime.pipeline.leadership.lease import lease_name
 from duetime.pipeline.leadership.watchdog import Watchdog
 from duetime.pipeline.release import cascades, scheduler
 from duetime.pipeline.release.scheduler import ReleaseScheduler
-from duetime.pipeline.service import LEAD_RETRY_S
+from duetime.pipeline.service import LEAD_RETRY_S, QUERIES_INTERVAL_S
 from duetime.spark.kafka_io import RETRY_PAUSE_S
 from duetime.stores import wheel_store
 from duetime.stores.wheel_store import DeletionGuard, KafkaStore
@@ -35,7 +34,7 @@ class Clock:
         self._kafka, self.skew_s = kafka, 0.0
 
     def now_ms(self):
-        return self._kafka.now_ms(self)
+        return self._kafka.now_ms(self.skew_s)
 
 
 class Machine:
@@ -100,9 +99,8 @@ class Pipeline:
         self.is_loading = True
         self._wheel = KafkaStore(SETTINGS, self.guard, holds_lease)
         self.is_loading = False
-        job = Job(rows)
         self._scheduler = ReleaseScheduler(
-            settings=SETTINGS, store=self._wheel, job=job, clock=self.clock
+            settings=SETTINGS, store=self._wheel, job=rows, clock=self.clock
         )
         self._stop_leading.append(self._scheduler.stop)
         from_ms = self.clock.now_ms()
@@ -117,7 +115,7 @@ class Pipeline:
         self._supervised_s = self.world.now_s
 
     def _supervise(self):
-        if self.world.now_s - self._supervised_s >= SUPERVISE_S:
+        if self.world.now_s - self._supervised_s >= QUERIES_INTERVAL_S:
             self._supervised_s = self.world.now_s
             with suppress(*ERRORS):
                 self._wheel.refresh_commits(self.clock.now_ms())
@@ -139,19 +137,6 @@ class Pipeline:
 
     def _is_quiet(self):
         return not (self.election.holds_lease() or self.jvm.unacknowledged_bytes())
-
-
-class Job:
-    """In place of ReleaseJob."""
-
-    def __init__(self, rows):
-        self._rows = rows
-
-    def __call__(self, claims: list[OffsetRange]):
-        self._rows.release(claims)
-
-    def route_cancels(self, claims):
-        self._rows.route_cancels(claims)
 
 
 class Timer:

@@ -12,11 +12,13 @@ from weakref import WeakSet
 from tests.simulation.kafka import Offsets, Producer
 from tests.simulation.world import Event
 
-from duetime.core.errors import DuetimeError, KafkaError
+from duetime.core.errors import DuetimeError, KafkaError, LeaderPaused
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.pipeline.leadership.lease import WAITS_MS
 from duetime.pipeline.recovery.deduplicator import CLOCKS_MS
+from duetime.pipeline.recovery.progress import INTERVAL_S
+from duetime.pipeline.recovery.read_back import VISIBLE_INTERVAL_S, VISIBLE_TIMEOUT_S
 from duetime.spark.kafka_io import DELIVERY_TIMEOUT_S, RETRY_PAUSE_S
 
 SETTINGS = Settings(wheel_slots=24, wheel_levels=2)
@@ -31,18 +33,8 @@ WHEEL = [
 ]
 DESTINATIONS = [("orders", 0), ("orders", 1), ("mails", 0)]
 
-#: Time limit for replicas that lag, and interval of looks, in seconds.
-VISIBLE_S, LOOK_S = 60.0, 0.5
-
-#: The interval of commits of a query's progress, and of the supervision of what runs, in seconds.
-PROGRESS_S, SUPERVISE_S = 1.0, 1.0
-
-#: What fails a step of a process, and not the process.
+#: Errors that fail one step of a process, and not the process.
 ERRORS = (DuetimeError, ConnectionError)
-
-
-class LeaseLost(DuetimeError):
-    """A row has waited for a lease in vain."""
 
 
 class Jvm:
@@ -116,11 +108,11 @@ class Jvm:
                 self.world.sleep(wait_ms / 1_000)
             if self.world.now_s < self.leases.get(name, 0.0):
                 return
-        raise LeaseLost(name)
+        raise LeaderPaused(name)
 
 
 class Rows:
-    """What the rows of one term do, in one JVM."""
+    """The rows of one term, in one JVM; in place of ReleaseJob."""
 
     def __init__(self, jvm, clock, lease, guard):
         self.jvm, self.clock, self.world, self.kafka = jvm, clock, jvm.world, jvm.kafka
@@ -135,12 +127,12 @@ class Rows:
         now_ms, wheel = self.clock.now_ms(), SETTINGS.wheel
         left_ms = record.due_ms - now_ms
         is_later = left_ms > SETTINGS.short_delay_threshold_ms and present is None
-        if record.is_cancel:
-            slots = [wheel.place(record.due_ms, now_ms)] if is_later else []
-            slots += wheel.higher_slots(record.due_ms, now_ms) if is_later else []
-            return [slot_place(slot, record) for slot in slots]
         if is_later:
-            return [slot_place(wheel.place(record.due_ms, now_ms), record)]
+            slots = [wheel.place(record.due_ms, now_ms)]
+            slots += wheel.higher_slots(record.due_ms, now_ms) if record.is_cancel else []
+            return [slot_place(slot, record) for slot in slots]
+        if record.is_cancel:
+            return []
         lane = SETTINGS.delay_lanes.lane(left_ms) if left_ms > 0 else None
         if lane is not None:
             # Not up to a longer one, after the clock was set back.
@@ -158,8 +150,8 @@ class Rows:
             self.jvm.require_lease(self.lease)
             producer.send(place, record)
 
-    def release(self, claims):
-        """See `duetime.pipeline.release.job`."""
+    def __call__(self, claims):
+        """Empty the claims; see `ReleaseJob`."""
         self.jvm.run(lambda: self._release(claims))
 
     def _release(self, claims):
@@ -260,12 +252,12 @@ class Rows:
     def _shown(self, places):
         """Return where the logs end, once readers are shown all that leaders have now."""
         logs = self.kafka.ask(lambda: {at: self.kafka.led(at).end for at in places})
-        until_s = self.world.now_s + VISIBLE_S
+        until_s = self.world.now_s + VISIBLE_TIMEOUT_S
         ends = self._offsets.ends(places)
         while behind := [at for at in places if ends[at] < logs[at]]:
             if self.world.now_s > until_s:
                 raise KafkaError("replicas lag")
-            self.world.sleep(LOOK_S)
+            self.world.sleep(VISIBLE_INTERVAL_S)
             ends |= self._offsets.ends(behind)
             # A new leader may lack what the last one had.
             now = self.kafka.ask(lambda: {at: self.kafka.led(at).end for at in behind})
@@ -374,7 +366,7 @@ class Query:
         ]
         try:
             while self.is_wanted and not failed and not producer.given_up:
-                self._world.sleep(PROGRESS_S)
+                self._world.sleep(INTERVAL_S)
                 noted = dict(reached)
                 if not self._jvm.process.is_alive:
                     return
@@ -390,13 +382,12 @@ class Query:
         try:
             while True:
                 more = self._kafka.appended[place]
-                more.clear()
                 for record in self._kafka.read(place, reached[place]):
                     if place in LANES:
                         self._wait_in_lane(place, record)
                     self._rows.send(producer, record, present_lane(place))
                     reached[place] = record.offset + 1
-                more.wait(SUPERVISE_S * 5)
+                more.wait()
         except DuetimeError as error:
             failed.append(error)
 

@@ -9,6 +9,7 @@ import heapq
 import random
 import threading
 from collections import deque
+from contextlib import suppress
 from itertools import count
 from types import SimpleNamespace
 
@@ -168,7 +169,7 @@ class World:
 
     @property
     def threading(self):
-        """In place of the module `threading`. A lock is a real one: nobody waits with it."""
+        """In place of the module `threading`. Its locks are real ones: no task waits with one."""
         return SimpleNamespace(
             Lock=threading.Lock,
             Event=lambda: Event(self),
@@ -233,31 +234,15 @@ class Thread:
         self._done.wait(timeout)
 
 
-class Future:
-    """In place of concurrent.futures.Future."""
-
-    def __init__(self, world):
-        self._done, self.error = Event(world), None
-
-    def done(self):
-        return self._done.is_set()
-
-    def finish(self):
-        self._done.set()
-
-    def wait(self, timeout=None):
-        return self._done.wait(timeout)
-
-
 class Pool:
-    """In place of ThreadPoolExecutor."""
+    """In place of ThreadPoolExecutor. A future is an event, and drops the task's error."""
 
     def __init__(self, world, workers):
         self._world, self._free, self._queue = world, workers, deque()
         self._running = set()
 
     def submit(self, run, *args):
-        future = Future(self._world)
+        future = Event(self._world)
         self._queue.append((future, lambda: run(*args)))
         if self._free:
             self._free -= 1
@@ -270,19 +255,18 @@ class Pool:
                 future, run = self._queue.popleft()
                 self._running.add(future)
                 try:
-                    run()
-                except Exception as error:  # noqa: BLE001 (a future keeps it)
-                    future.error = error
+                    with suppress(Exception):
+                        run()
                 finally:
                     self._running.discard(future)
-                    future.finish()
+                    future.set()
         finally:
             self._free += 1
 
     def shutdown(self, *, wait=True, cancel_futures=False):
         if cancel_futures:
             while self._queue:
-                self._queue.popleft()[0].finish()
+                self._queue.popleft()[0].set()
         for each in list(self._running) + [each for each, _ in self._queue]:
             if wait:
                 each.wait()
