@@ -59,8 +59,6 @@ class Pipeline:
         self.jvm = Jvm(self.world, self.kafka, Process(f"{name}.jvm", machine.name))
         self.guard = DeletionGuard()
         self.election = Election(SETTINGS, self.clock)
-        #: Whether it reads the commits of the leader before it.
-        self.is_loading = False
         self._stop_leading = []
 
     def run(self):
@@ -96,9 +94,7 @@ class Pipeline:
         self._stop_leading.append(self._watchdog.stop)
         self._stop_leading.append(self._await_quiet_unless_leading)
         rows = Rows(self.jvm, self.clock, lease_name(SETTINGS.in_term(term)), self.guard)
-        self.is_loading = True
-        self._wheel = KafkaStore(SETTINGS, self.guard, holds_lease)
-        self.is_loading = False
+        self._wheel = KafkaStore(SETTINGS, self.guard, holds_lease, self.election.generations)
         self._scheduler = ReleaseScheduler(
             settings=SETTINGS, store=self._wheel, job=rows, clock=self.clock
         )

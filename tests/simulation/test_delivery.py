@@ -230,9 +230,6 @@ class Simulation:
         step, count, begin = self.at_step.get(process.machine, (None, 0, None))
         if not count or step not in {None, name}:
             return
-        # Not covered: a leader that stands still while it takes the lead (docs/limits.md).
-        if step == "commit" and self.machines[process.machine].pipeline.is_loading:
-            return
         self.at_step[process.machine] = step, count - 1, begin
         if count == 1:
             self.world.note(f"at step {name}: {process.name}")

@@ -14,6 +14,7 @@ Nothing in here waits, sends or needs Kafka: a caller gives the time and the rec
 """
 
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -40,6 +41,9 @@ IS_WARM = "is_warm"
 #: The longest heartbeat, in bytes.
 HEARTBEAT_BYTES = 4_000
 
+#: So many numbers follow a generation, and the next leader takes one at random.
+GENERATIONS = 2**20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
@@ -53,6 +57,8 @@ class Heartbeat:
     number: int
     #: How long a leader may send; 0 when it gives the lead back; None from a standby.
     lease_ms: int | None = None
+    #: A leader's `Generations.present`; 0 before that is committed, and from a standby.
+    generation: int = 0
     #: Its report of itself.
     status: Mapping[str, Any] = field(default_factory=dict)
 
@@ -75,6 +81,30 @@ class Heartbeat:
             return None
 
 
+@dataclass(slots=True)
+class Generations:
+    """The numbers under which leaders commit the progress of the wheel; 0 is unknown.
+
+    A former leader's commit may arrive late. It shows by its number, which no other leader has.
+    """
+
+    #: That of the last leader which has written it into a heartbeat.
+    former: int = 0
+    #: Ours, once it is committed for all partitions.
+    present: int = 0
+
+    def last(self, committed: int) -> int:
+        """Return that of the leader before us. `committed` is the highest that is committed."""
+        # It may have ended before its next heartbeat.
+        is_later = committed // GENERATIONS > self.former // GENERATIONS
+        return committed if is_later else self.former
+
+
+def next_generation(last: int) -> int:
+    """Return a higher number, which no other leader has."""
+    return (last // GENERATIONS + 1) * GENERATIONS + secrets.randbelow(GENERATIONS)
+
+
 class Leadership:
     """The lead, as one member has read of it. Times are of its monotonic clock, in seconds."""
 
@@ -87,6 +117,8 @@ class Leadership:
         self._led_after = 0
         #: When all leases that were read have ended. Of what was written before, nothing is known.
         self._leases_end_s = now_s + LONE_LEASE_S
+        #: The generation of the last leader that was read with one.
+        self.generation = 0
         #: By member, when it was heard last, and whether it is warm.
         self._standbys: dict[str, tuple[float, bool]] = {}
         #: The last heartbeat of our own that was read, when, and since when they arrive steadily.
@@ -104,6 +136,7 @@ class Leadership:
             if now_s - self._own_s > self._takeover_s / 2:
                 self._steady_since_s = now_s
             self._own_number, self._own_s = heartbeat.number, now_s
+        self.generation = heartbeat.generation or self.generation
         if lease_ms is None:
             self._standbys[member] = now_s, bool(heartbeat.status.get(IS_WARM))
         elif lease_ms:

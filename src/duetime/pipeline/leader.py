@@ -24,6 +24,7 @@ from duetime.core.clock import Clock
 from duetime.core.metrics import RECOVERY_SECONDS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames, visible_topics
+from duetime.kafka.leadership import Generations
 from duetime.kafka.offsets import Partition
 from duetime.pipeline import (
     INTAKE,
@@ -93,6 +94,8 @@ class PipelineContext:
     watchdog: Watchdog | None
     #: Whether this process may send at this instant, for code that sends from Python.
     holds_lease: Callable[[], bool]
+    #: Those of the present term.
+    generations: Callable[[], Generations]
 
 
 class BackgroundService(Protocol):
@@ -187,7 +190,9 @@ class Leader:
     def _open_stores(self) -> list[Store[Any]]:
         """Return the wheel, and the store next to it if there is one."""
         context = self._context
-        self._wheel = KafkaStore(self._settings, context.deletion_guard, context.holds_lease)
+        self._wheel = KafkaStore(
+            self._settings, context.deletion_guard, context.holds_lease, context.generations()
+        )
         self._to_stop.callback(self._wheel.close)
         store = open_store(self._settings)
         if store is None:

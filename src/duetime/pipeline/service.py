@@ -180,6 +180,7 @@ class Pipeline:
             deletion_guard=guard,
             watchdog=self._watchdog,
             holds_lease=partial(self._election.holds_lease_of, settings.term),
+            generations=lambda: self._election.generations,
         )
 
     def _needed_slots(self, partitions: Mapping[str, int]) -> int:

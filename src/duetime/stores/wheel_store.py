@@ -16,6 +16,7 @@ from duetime.core.errors import KafkaError, error_text
 from duetime.core.settings import Settings
 from duetime.core.timer_wheel import Slot
 from duetime.core.topics import TopicNames
+from duetime.kafka.leadership import Generations, next_generation
 from duetime.kafka.offsets import (
     ANY_TIME,
     DueTimes,
@@ -90,11 +91,13 @@ class KafkaStore:
         settings: Settings,
         deletion_guard: DeletionGuard | None = None,
         may_commit: Callable[[], bool] = lambda: True,
+        generations: Generations | None = None,
     ) -> None:
         """Read the committed offsets, and log records that were removed before they were due.
 
         `deletion_guard` defers deletions while recovery reads. `may_commit` returns whether this
-        process leads: the group accepts commits from any process.
+        process leads: the group accepts commits from any process. `generations` has that of the
+        leader before us, and gets ours.
         """
         self._deletion_guard = deletion_guard or DeletionGuard()
         self._may_commit = may_commit
@@ -109,8 +112,9 @@ class KafkaStore:
         self._topic_ids: dict[Partition, str] = {}
         #: The leader epochs at which the settled offsets, or the ends of claims, were of the log.
         self._epochs: dict[Partition, int | None] = {}
+        self._generations = generations or Generations()
         #: Ours is committed for all partitions before anything else: see `_late`.
-        self._generation = 1
+        self._generation = 0
         self._claimed: set[Partition] = set()
         self._recommit_at_s = time.monotonic() + RECOMMIT_INTERVAL_S
         self._last_now_ms = 0
@@ -233,6 +237,7 @@ class KafkaStore:
         self._started_ms |= late
         current = {each: at for each, at in (starts | committed).items() if each not in replaced}
         self._commit(current, self._started_ms)
+        self._generations.present = self._generation
         self._delete_as_leader(committed)
         # What a former leader has committed late may lie before what its successor has deleted.
         _log_removed({each: at for each, at in committed.items() if each not in late}, starts)
@@ -243,12 +248,12 @@ class KafkaStore:
         """Return since when to read back what a former leader has committed last, epoch ms.
 
         It stood still for longer than its lease, and has overwritten the start that its successor
-        had noted. That one had committed all partitions, so an older generation shows it.
+        had noted. That one had committed all partitions, so another generation shows it.
         """
         generations = {each: note.generation or 0 for each, note in notes.items()}
-        latest = max(generations.values(), default=0)
-        self._generation = latest + 1
-        late = [each for each, one in generations.items() if 0 < one < latest]
+        last = self._generations.last(max(generations.values(), default=0))
+        self._generation = next_generation(last)
+        late = [each for each, one in generations.items() if one not in {0, last}]
         if not late:
             return {}
         log.warning(

@@ -11,6 +11,7 @@ from duetime.core.errors import KafkaError
 from duetime.core.topics import TopicNames
 from duetime.kafka.admin import create_topics
 from duetime.kafka.connection import librdkafka_properties
+from duetime.kafka.leadership import Generations
 from duetime.kafka.offsets import ANY_TIME, LogIdentity, OffsetRange, Offsets
 from duetime.stores.wheel_reader import WheelReader
 from duetime.stores.wheel_store import KafkaStore
@@ -332,6 +333,29 @@ def test_what_a_former_leader_commits_late_is_read_back(settings, wheel, now_ms,
             assert (claim.start, claim.end) == (1, 2)
             assert now_ms <= claim.started_ms < due_ms
         assert len(caplog.records) == warnings
+
+
+def test_a_commit_of_one_that_stood_still_as_it_took_the_lead(settings, wheel, now_ms, monkeypatch):
+    """Both followed the same leader, and the late commit overwrites all of its successor's."""
+    due_ms = now_ms + MINUTE
+    slot = settings.wheel.place(due_ms, now_ms)
+    wheel.message("orders", due_ms)
+    first = Generations()
+    KafkaStore(settings, generations=first).close()
+    held = []
+    with monkeypatch.context() as patches:
+        patches.setattr(Offsets, "commit", lambda *given: held.append(given))
+        late = KafkaStore(settings, generations=Generations(first.present))
+    second = Generations(first.present)
+    with closing(late), closing(KafkaStore(settings, generations=second)) as successor:
+        claims = successor.acquire(slot)
+        successor.mark_started(claims, now_ms)
+        for given in held:
+            Offsets.commit(*given)
+    with closing(KafkaStore(settings, generations=Generations(second.present))) as third:
+        (claim,) = third.acquire(slot)
+        assert claim.count == 1
+        assert now_ms <= claim.started_ms < due_ms
 
 
 def test_claims_restart_when_the_clock_is_set_back(store, wheel, settings, now_ms):

@@ -27,7 +27,13 @@ from confluent_kafka import KafkaException
 from duetime.core.clock import Clock
 from duetime.core.settings import Settings
 from duetime.kafka.heartbeats import LEAVE_S, Fenced, HeartbeatLog, LeaderHeartbeats
-from duetime.kafka.leadership import HEARTBEAT_S, LONE_LEASE_S, Heartbeat, Leadership
+from duetime.kafka.leadership import (
+    HEARTBEAT_S,
+    LONE_LEASE_S,
+    Generations,
+    Heartbeat,
+    Leadership,
+)
 from duetime.pipeline.leadership.lease import lease_name
 from duetime.pipeline.leadership.watchdog import NEAR_S
 from duetime.spark.session import JVM_ERRORS
@@ -72,6 +78,8 @@ class Election:
         self.is_leading = threading.Event()
         #: How often it has come to lead: one that lost the lead for a moment finds it changed.
         self.term = 0
+        #: Of the wheel's commits: the store sets ours.
+        self.generations = Generations()
         #: Returns the status that each heartbeat has, for `duetime status`.
         self.status: Callable[[], dict[str, Any]] = dict
         #: Why it can no longer take part.
@@ -216,6 +224,7 @@ class Election:
             self._step_down()
         elif self._view.may_lead(self._first_number, time.monotonic()):
             self.term += 1
+            self.generations = Generations(former=self._view.generation)
             # Before the first lease of this term, no row of it may pass.
             self._lease_until(0)
             self._granted_s = time.monotonic()
@@ -250,6 +259,7 @@ class Election:
             name=self._name,
             number=self._number,
             lease_ms=lease_ms,
+            generation=self.generations.present if lease_ms else 0,
             status=status,
         )
 
