@@ -18,7 +18,7 @@ from duetime.pipeline.leadership.lease import lease_name
 from duetime.pipeline.leadership.watchdog import Watchdog
 from duetime.pipeline.release import cascades, scheduler
 from duetime.pipeline.release.scheduler import ReleaseScheduler
-from duetime.pipeline.service import LEAD_RETRY_S, QUERIES_INTERVAL_S
+from duetime.pipeline.service import CHECK_INTERVAL_S, LEAD_RETRY_S
 from duetime.spark.kafka_io import RETRY_PAUSE_S
 from duetime.stores import wheel_store
 from duetime.stores.wheel_store import DeletionGuard, KafkaStore
@@ -111,7 +111,7 @@ class Pipeline:
         self._supervised_s = self.world.now_s
 
     def _supervise(self):
-        if self.world.now_s - self._supervised_s >= QUERIES_INTERVAL_S:
+        if self.world.now_s - self._supervised_s >= CHECK_INTERVAL_S:
             self._supervised_s = self.world.now_s
             with suppress(*ERRORS):
                 self._wheel.refresh_commits(self.clock.now_ms())

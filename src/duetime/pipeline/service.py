@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 #: Interval of checks whether this process leads, in seconds: a part of each takeover.
 ELECTION_INTERVAL_S = 0.05
 
-#: Interval of checks of the queries, in seconds.
-QUERIES_INTERVAL_S = 1.0
+#: Interval of checks of the JVM and the queries, in seconds.
+CHECK_INTERVAL_S = 1.0
 
 #: Rest before leading is tried again when it has failed, in seconds.
 LEAD_RETRY_S = 5.0
@@ -85,7 +85,7 @@ class Pipeline:
         #: None while we stand by.
         self._leader: Leader | None = None
         self._term = 0
-        self._check_queries_s = self._log_rejections_s = self._lead_s = 0.0
+        self._check_s = self._log_rejections_s = self._lead_s = 0.0
 
     @property
     def is_leading(self) -> bool:
@@ -234,9 +234,10 @@ class Pipeline:
             self._stand_by(self._leader)
         elif not self._leader and self._election.is_leading.is_set():
             self._try_to_lead()
-        if self._leader and time.monotonic() >= self._check_queries_s:
-            self._check_queries_s = time.monotonic() + QUERIES_INTERVAL_S
-            self._leader.supervise()
+        if time.monotonic() >= self._check_s:
+            self._check_s = time.monotonic() + CHECK_INTERVAL_S
+            if self._leader:
+                self._leader.supervise()
         if time.monotonic() >= self._log_rejections_s:
             try:
                 if broken := drop_broken_producers(self.spark):
@@ -280,7 +281,8 @@ class Pipeline:
 
     def _require_jvm(self) -> None:
         """Raise SetupError where the JVM has ended, which a standby would notice when it leads."""
-        if self._election.broken or self.has_watchdog_fired or not is_alive(self.spark):
+        answers = time.monotonic() < self._check_s or is_alive(self.spark)
+        if self._election.broken or self.has_watchdog_fired or not answers:
             raise SetupError(
                 f"Spark's JVM has ended ({self._election.broken}): read its last log lines and "
                 "the kernel's about memory, and start again"
