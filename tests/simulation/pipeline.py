@@ -80,13 +80,22 @@ class Pipeline:
                     self._lead()
                 except ERRORS:
                     self._stop()
-                    lead_s = self.world.now_s + LEAD_RETRY_S
+                    lead_s = self.world.now_s + self._pause_s()
                 else:
                     term = self.election.term
             elif term is not None:
                 self._supervise()
 
+    def _pause_s(self):
+        """Return how long to wait after a start that has failed; end its jobs before."""
+        if not self._scheduler:
+            return LEAD_RETRY_S
+        self.jvm.cancel_all()
+        self._scheduler.join()
+        return RETRY_PAUSE_S
+
     def _lead(self):
+        self._scheduler = None
         term = self.election.term
         holds_lease = partial(self.election.holds_lease_of, term)
         self._watchdog = Watchdog(self.jvm, self.election.jvm_end_s, self._is_quiet)

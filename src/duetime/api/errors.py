@@ -228,7 +228,7 @@ PROBLEMS: dict[int, tuple[str, str, str]] = {
     503: (
         "Kafka does not answer, or not in time.",
         KafkaError.reason,
-        "Kafka gave no record for 10 s: is the broker up?",
+        "Kafka gave no record for 15 s: is the broker up?",
     ),
 }
 

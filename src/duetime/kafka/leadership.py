@@ -41,8 +41,8 @@ IS_WARM = "is_warm"
 #: The longest heartbeat, in bytes.
 HEARTBEAT_BYTES = 4_000
 
-#: So many numbers follow a generation, and the next leader takes one at random.
-GENERATIONS = 2**20
+#: The low part of a generation is a random number below this.
+RANDOM = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Heartbeat:
     number: int
     #: How long a leader may send; 0 when it gives the lead back; None from a standby.
     lease_ms: int | None = None
-    #: A leader's `Generations.present`; 0 before that is committed, and from a standby.
+    #: A leader's `Generations.known`; 0 from a standby, and from one that gives the lead back.
     generation: int = 0
     #: Its report of itself.
     status: Mapping[str, Any] = field(default_factory=dict)
@@ -85,24 +85,30 @@ class Heartbeat:
 class Generations:
     """The numbers under which leaders commit the progress of the wheel; 0 is unknown.
 
-    A former leader's commit may arrive late. It shows by its number, which no other leader has.
+    A former leader's commit may arrive late. It shows by its number: a generation counts the
+    leaders in its high part, and its low part is random, for two that follow the same leader.
     """
 
-    #: That of the last leader which has written it into a heartbeat.
+    #: The number of the last leader whose heartbeats had one.
     former: int = 0
-    #: Ours, once it is committed for all partitions.
+    #: Our number, once it is committed for all partitions.
     present: int = 0
 
+    @property
+    def known(self) -> int:
+        """The last number that is known to be committed for all partitions."""
+        return self.present or self.former
+
     def last(self, committed: int) -> int:
-        """Return that of the leader before us. `committed` is the highest that is committed."""
+        """Return the number of the last leader. `committed` is the highest that was read."""
         # It may have ended before its next heartbeat.
-        is_later = committed // GENERATIONS > self.former // GENERATIONS
-        return committed if is_later else self.former
+        is_later = committed // RANDOM > self.known // RANDOM
+        return committed if is_later or not self.known else self.known
 
 
 def next_generation(last: int) -> int:
-    """Return a higher number, which no other leader has."""
-    return (last // GENERATIONS + 1) * GENERATIONS + secrets.randbelow(GENERATIONS)
+    """Return a number for the leader after this one, which is higher."""
+    return (last // RANDOM + 1) * RANDOM + secrets.randbelow(RANDOM)
 
 
 class Leadership:

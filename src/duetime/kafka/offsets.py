@@ -159,7 +159,7 @@ class LogIdentity:
     leader_epoch: int | None = None
     #: When work on what follows began, epoch ms; None where it did not.
     started_ms: int | None = None
-    #: Counts the leaders that have committed: the group accepts what a former one commits late.
+    #: The number of the leader that has committed: see `duetime.kafka.leadership.Generations`.
     generation: int | None = None
 
     def text(self) -> str:

@@ -16,7 +16,7 @@ from duetime.core.messages import MessageId, PendingMessage, Retry, SortKey
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
-from duetime.kafka.offsets import AnswerT, OffsetRange, Offsets, Partition, answer
+from duetime.kafka.offsets import TIMEOUT_S, AnswerT, OffsetRange, Offsets, Partition, answer
 
 #: Properties of a consumer that reads exact ranges of offsets, and commits nothing.
 READS_RANGES = {
@@ -38,9 +38,6 @@ FETCH_BYTES = 1024 * 1024
 
 #: The most records taken from the client at a time.
 BATCH_RECORDS = 2_000
-
-#: How long the broker may take to answer, or to give the next record, in seconds.
-TIMEOUT_S = 10.0
 
 #: How long one fetch waits, in seconds.
 FETCH_S = 0.2

@@ -94,7 +94,7 @@ class PipelineContext:
     watchdog: Watchdog | None
     #: Whether this process may send at this instant, for code that sends from Python.
     holds_lease: Callable[[], bool]
-    #: Those of the present term.
+    #: Returns the generations of the present term.
     generations: Callable[[], Generations]
 
 
@@ -114,12 +114,18 @@ class Leader:
     def __init__(self, context: PipelineContext) -> None:
         self._context, self._settings = context, context.settings
         self._to_stop = ExitStack()
+        self._schedulers: list[ReleaseScheduler[Any]] = []
         self._probers: ProberSet | None = None
 
     @property
     def stuck_path(self) -> str | None:
         """The path on which messages have ceased to be delivered, as far as is known."""
         return self._probers.stuck_path if self._probers else None
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether it has begun to release messages: some jobs go on after `stop`."""
+        return bool(self._schedulers)
 
     def start(self, is_wanted: Callable[[], bool], overdue_first_s: float = 0.0) -> None:
         """Start everything; overdue messages have Spark to themselves for `overdue_first_s`.

@@ -254,14 +254,22 @@ class Pipeline:
             self._lead(TAKEOVER_FIRST_S)
         except Exception:
             # A start asks much of the brokers, and a missing one is not back at once.
-            self._lead_s = time.monotonic() + LEAD_RETRY_S
+            self._lead_s = max(self._lead_s, time.monotonic() + LEAD_RETRY_S)
             raise
 
     def _lead(self, overdue_first_s: float) -> None:
         self._term = self._election.term
         self._plan_for(self._term)
         leader = Leader(self._context)
-        leader.start(lambda: self._is_our_term() and not self._stopping.is_set(), overdue_first_s)
+        try:
+            leader.start(
+                lambda: self._is_our_term() and not self._stopping.is_set(), overdue_first_s
+            )
+        except Exception:
+            # What overdue jobs still send would be sent by the next start as well.
+            if leader.has_jobs:
+                self._end_jobs(leader)
+            raise
         self._leader = leader
         self._election.status = leader.status
         IS_LEADER.set(1)
@@ -325,13 +333,17 @@ class Pipeline:
         # Rows under way wait for a lease, and must be gone before there is one again.
         spark_context.cancelAllJobs()
         self._step_down()
-        spark_context.cancelAllJobs()
-        leader.join()
+        self._end_jobs(leader)
         spark_context.setLogLevel("ERROR")
-        self._lead_s = time.monotonic() + RETRY_PAUSE_S
         # While there is time: planning takes seconds.
         self._plan_for(self._next_term())
         log.info("standing by")
+
+    def _end_jobs(self, leader: Leader) -> None:
+        """End the jobs of a leader that is stopped. None leads until their records have arrived."""
+        self._context.spark.sparkContext.cancelAllJobs()
+        leader.join()
+        self._lead_s = time.monotonic() + RETRY_PAUSE_S
 
     def _step_down(self) -> None:
         """Stop delivery. Safe to repeat."""

@@ -25,9 +25,10 @@ RECORD = (
     f"timestampType int, headers {HEADERS_TYPE}"
 )
 
-#: How long a sink tries to deliver a record, in seconds: longer than a cluster takes to replace a
-#: broker that has died (`broker.session.timeout.ms`, 9 s, and the election of other leaders). A
-#: leader that was paused for longer sends none of the records that its producer still held.
+#: How long a sink tries to deliver a record, and a leader may be missing, in seconds: longer than a
+#: cluster takes to replace a broker that has died (`broker.session.timeout.ms`, 9 s, and the
+#: election of other leaders). A leader that was paused for longer sends none of the records that
+#: its producer still held.
 DELIVERY_TIMEOUT_S = 15.0
 
 #: The pause after a failure or a step-down, in seconds: records that the producer still holds may
@@ -49,9 +50,6 @@ _COMMON = "org.apache.kafka.common"
 
 #: An offset beyond the end of any log.
 BEYOND = 2**62
-
-#: Time limit for the brokers to answer, in seconds.
-ANSWER_TIMEOUT_S = 10.0
 
 #: Wait of one poll for an answer, in ms.
 POLL_MS = 100
@@ -288,7 +286,7 @@ def log_ends(
     consumer = _consumer(spark, settings)
     try:
         consumer.assign(java_class(java, "java.util.ArrayList")(list(partitions.values())))
-        until_s = time.monotonic() + ANSWER_TIMEOUT_S
+        until_s = time.monotonic() + DELIVERY_TIMEOUT_S
         while missing := [place for place in epochs if place not in ends]:
             if time.monotonic() > until_s:
                 raise KafkaError(

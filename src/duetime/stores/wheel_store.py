@@ -96,8 +96,8 @@ class KafkaStore:
         """Read the committed offsets, and log records that were removed before they were due.
 
         `deletion_guard` defers deletions while recovery reads. `may_commit` returns whether this
-        process leads: the group accepts commits from any process. `generations` has that of the
-        leader before us, and gets ours.
+        process leads: the group accepts commits from any process. `generations` has the number of
+        the leader before us, and gets ours.
         """
         self._deletion_guard = deletion_guard or DeletionGuard()
         self._may_commit = may_commit
@@ -234,7 +234,9 @@ class KafkaStore:
             if (started_ms := notes[partition].started_ms) is not None:
                 self._started_ms[partition] = started_ms
         late = self._late({each: notes[each] for each in committed})
-        self._started_ms |= late
+        firsts = self._offsets.first_appended_ms(late)
+        # Negative: no record is left there.
+        self._started_ms |= {each: at for each, at in firsts.items() if at >= 0}
         current = {each: at for each, at in (starts | committed).items() if each not in replaced}
         self._commit(current, self._started_ms)
         self._generations.present = self._generation
@@ -244,8 +246,8 @@ class KafkaStore:
         self._settled = {each: max(committed.get(each, 0), at) for each, at in starts.items()}
         self._rewind(replaced)
 
-    def _late(self, notes: Mapping[Partition, LogIdentity]) -> dict[Partition, int]:
-        """Return since when to read back what a former leader has committed last, epoch ms.
+    def _late(self, notes: Mapping[Partition, LogIdentity]) -> list[Partition]:
+        """Return the partitions that a former leader has committed last: all there is read back.
 
         It stood still for longer than its lease, and has overwritten the start that its successor
         had noted. That one had committed all partitions, so another generation shows it.
@@ -254,15 +256,13 @@ class KafkaStore:
         last = self._generations.last(max(generations.values(), default=0))
         self._generation = next_generation(last)
         late = [each for each, one in generations.items() if one not in {0, last}]
-        if not late:
-            return {}
-        log.warning(
-            "a former leader has committed after its lease: reading back since the first record "
-            "partitions=%d",
-            len(late),
-        )
-        # Negative: no record is left there.
-        return {each: at for each, at in self._offsets.first_appended_ms(late).items() if at >= 0}
+        if late:
+            log.warning(
+                "a former leader has committed after its lease: reading back since the first "
+                "record partitions=%d",
+                len(late),
+            )
+        return late
 
     def _rewind(self, partitions: Collection[Partition]) -> None:
         """Continue at the start of these logs: the settled offset belongs to another log.

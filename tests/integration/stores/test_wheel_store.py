@@ -335,27 +335,42 @@ def test_what_a_former_leader_commits_late_is_read_back(settings, wheel, now_ms,
         assert len(caplog.records) == warnings
 
 
-def test_a_commit_of_one_that_stood_still_as_it_took_the_lead(settings, wheel, now_ms, monkeypatch):
-    """Both followed the same leader, and the late commit overwrites all of its successor's."""
-    due_ms = now_ms + MINUTE
-    slot = settings.wheel.place(due_ms, now_ms)
-    wheel.message("orders", due_ms)
-    first = Generations()
-    KafkaStore(settings, generations=first).close()
+@pytest.fixture
+def overwritten(settings, wheel, now_ms, monkeypatch):
+    """A late commit of one that stood still as it took the lead; its successor's are all gone.
+
+    Returns a slot that the successor has begun to release, and the generations it knows. What it
+    has released of another is deleted.
+    """
+    slots = [settings.wheel.place(now_ms + ahead, now_ms) for ahead in (MINUTE, 2 * MINUTE)]
+    for ahead in (MINUTE, 2 * MINUTE):
+        wheel.message("orders", now_ms + ahead)
+    former = Generations()
+    KafkaStore(settings, generations=former).close()
     held = []
     with monkeypatch.context() as patches:
         patches.setattr(Offsets, "commit", lambda *given: held.append(given))
-        late = KafkaStore(settings, generations=Generations(first.present))
-    second = Generations(first.present)
-    with closing(late), closing(KafkaStore(settings, generations=second)) as successor:
-        claims = successor.acquire(slot)
-        successor.mark_started(claims, now_ms)
+        late = KafkaStore(settings, generations=Generations(former.present))
+    known = Generations(former.present)
+    with closing(late), closing(KafkaStore(settings, generations=known)) as successor:
+        successor.mark_started(successor.acquire(slots[0]), now_ms)
+        successor.settle(successor.acquire(slots[1]))
         for given in held:
             Offsets.commit(*given)
-    with closing(KafkaStore(settings, generations=Generations(second.present))) as third:
-        (claim,) = third.acquire(slot)
+    return slots[0], known
+
+
+@pytest.mark.parametrize("is_another", [True, False], ids=["another", "its next try to start"])
+def test_a_commit_of_one_that_stood_still_as_it_took_the_lead(
+    settings, now_ms, overwritten, is_another, caplog
+):
+    slot, known = overwritten
+    after = Generations(known.present) if is_another else known
+    with closing(KafkaStore(settings, generations=after)) as store:
+        (claim,) = store.acquire(slot)
         assert claim.count == 1
-        assert now_ms <= claim.started_ms < due_ms
+        assert now_ms <= claim.started_ms < now_ms + MINUTE
+    assert [each.levelno for each in caplog.records] == [logging.WARNING]
 
 
 def test_claims_restart_when_the_clock_is_set_back(store, wheel, settings, now_ms):

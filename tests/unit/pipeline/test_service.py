@@ -1,15 +1,17 @@
 """Pipeline: when a leader gives way. Nothing is delivered."""
 
+import time
 from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 
-from duetime.core.errors import LeaderStuck
+from duetime.core.errors import KafkaError, LeaderStuck
 from duetime.core.settings import Settings
 from duetime.pipeline import service
 from duetime.pipeline.leader import PipelineContext
 from duetime.pipeline.service import Pipeline
+from duetime.spark.kafka_io import DELIVERY_TIMEOUT_S
 
 
 @pytest.fixture
@@ -51,3 +53,26 @@ def test_a_leader_of_a_later_term_has_its_lease(pipeline, monkeypatch):
     assert pipeline._context.holds_lease()
     pipeline._plan_for(3)
     assert not pipeline._context.holds_lease()
+
+
+def test_a_start_that_fails_leaves_no_job_to_the_next_one(pipeline, monkeypatch):
+    """An overdue job of the first would send what the next one claims."""
+    ended = []
+
+    class FailingLeader(SimpleNamespace):
+        has_jobs = True
+
+        def start(self, *_):
+            raise KafkaError("no answer")
+
+    leader = FailingLeader(join=lambda: ended.append("joined"))
+    monkeypatch.setattr(service, "Leader", lambda _: leader)
+    monkeypatch.setattr(pipeline, "_plan_for", lambda _: None)
+    spark_context = SimpleNamespace(cancelAllJobs=lambda: ended.append("cancelled"))
+    pipeline._context = SimpleNamespace(spark=SimpleNamespace(sparkContext=spark_context))
+    pipeline._leader, pipeline._election.term = None, 1
+    with pytest.raises(KafkaError):
+        pipeline._try_to_lead()
+    assert ended == ["cancelled", "joined"]
+    # What their producers hold may still arrive.
+    assert pipeline._lead_s > time.monotonic() + DELIVERY_TIMEOUT_S

@@ -78,7 +78,7 @@ class Election:
         self.is_leading = threading.Event()
         #: How often it has come to lead: one that lost the lead for a moment finds it changed.
         self.term = 0
-        #: Of the wheel's commits: the store sets ours.
+        #: The generations of the wheel's commits. The store sets ours.
         self.generations = Generations()
         #: Returns the status that each heartbeat has, for `duetime status`.
         self.status: Callable[[], dict[str, Any]] = dict
@@ -223,8 +223,8 @@ class Election:
         if self._view.has_other_leader(self._first_number):
             self._step_down()
         elif self._view.may_lead(self._first_number, time.monotonic()):
-            self.term += 1
             self.generations = Generations(former=self._view.generation)
+            self.term += 1
             # Before the first lease of this term, no row of it may pass.
             self._lease_until(0)
             self._granted_s = time.monotonic()
@@ -259,7 +259,7 @@ class Election:
             name=self._name,
             number=self._number,
             lease_ms=lease_ms,
-            generation=self.generations.present if lease_ms else 0,
+            generation=self.generations.known if lease_ms else 0,
             status=status,
         )
 
