@@ -124,7 +124,7 @@ class Leader:
 
     @property
     def has_jobs(self) -> bool:
-        """Whether it has begun to release messages: some jobs go on after `stop`."""
+        """True once it has begun to release messages: some jobs go on after `stop`."""
         return bool(self._schedulers)
 
     def start(self, is_wanted: Callable[[], bool], overdue_first_s: float = 0.0) -> None:
