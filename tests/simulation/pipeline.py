@@ -80,19 +80,14 @@ class Pipeline:
                     self._lead()
                 except ERRORS:
                     self._stop()
-                    lead_s = self.world.now_s + self._pause_s()
+                    lead_s = self.world.now_s + LEAD_RETRY_S
+                    if self._scheduler:
+                        self._end_jobs()
+                        lead_s = self.world.now_s + RETRY_PAUSE_S
                 else:
                     term = self.election.term
             elif term is not None:
                 self._supervise()
-
-    def _pause_s(self):
-        """Return how long to wait after a start that has failed; end its jobs before."""
-        if not self._scheduler:
-            return LEAD_RETRY_S
-        self.jvm.cancel_all()
-        self._scheduler.join()
-        return RETRY_PAUSE_S
 
     def _lead(self):
         self._scheduler = None
@@ -128,6 +123,9 @@ class Pipeline:
     def _stand_by(self):
         self.jvm.cancel_all()
         self._stop()
+        self._end_jobs()
+
+    def _end_jobs(self):
         self.jvm.cancel_all()
         self._scheduler.join()
 

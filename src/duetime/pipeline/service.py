@@ -289,6 +289,7 @@ class Pipeline:
 
     def _require_jvm(self) -> None:
         """Raise SetupError where the JVM has ended, which a standby would notice when it leads."""
+        # The call costs more than the rest of the loop: only when the queries are checked as well.
         answers = time.monotonic() < self._check_s or is_alive(self.spark)
         if self._election.broken or self.has_watchdog_fired or not answers:
             raise SetupError(
