@@ -10,9 +10,14 @@ from tests.support.topics import small_settings
 
 from duetime.core.errors import KafkaError
 from duetime.core.setting_types import Cluster
+from duetime.core.threads import wait_until
 from duetime.local.broker import LocalBroker
 from duetime.pipeline.delivery.delivery_errors import UNKNOWN, table_name, topic_metadata
-from duetime.pipeline.delivery.destinations import FIRST_SETTINGS_S, TopicMetadataCache
+from duetime.pipeline.delivery.destinations import (
+    FIRST_SETTINGS_S,
+    REACHED_S,
+    TopicMetadataCache,
+)
 from duetime.spark.task_jvms import DriverJvm
 
 
@@ -68,7 +73,8 @@ def test_cluster_that_shuts_down_has_no_stuck_partitions(spark, far):
     # Nor does a message fail for its topic, which may be created once the cluster is back.
     assert (entry("bills"), entry("not-there")) == ("1", None)
     far.start()
-    cache.refresh()
+    # Its partitions have no leader yet for a moment after its first answer.
+    assert wait_until(lambda: cache.refresh() or cache.is_reached, REACHED_S)
     assert entry("not-there") == UNKNOWN
     cache.require_reached(time.monotonic())
     with pytest.raises(KafkaError, match="messages for it wait"):
