@@ -9,7 +9,7 @@
     lanes topic -> [lanes: wait, route again] -> lanes topic | destination
     schedules   -> schedule commands -> [schedules] -> a run as a message | itself, for the next run
     undelivered -> retry topic       -> [retries]   -> a lane or a slot | dead letters
-    may be refused -> isolated topic -> [isolated: one by one] -> destination | retry topic
+    may be refused -> isolated topic -> [isolated: with reports] -> destination | retry topic
     other clusters -> outbox topic   -> [outbox]    -> destination there
     x.delayed   -> [delayed.forwarder: one producer, no DataFrame, so that order holds] -> x
     queue markers -> [redelivery: fetch messages that were not acknowledged] -> queue | lane | slot

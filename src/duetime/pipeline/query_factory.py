@@ -3,7 +3,7 @@
 Before a query starts, its checkpoint is made one that Spark can go on from. A real-time query
 commits at the end of a batch, half an hour apart, so it goes on from its progress, after a crash
 and after a plain stop. Some records since then have moved on. So it recovers first: these records
-are handled in micro-batches, without those delivered already. Each batch is committed, so that a
+are handled in batches, without those delivered already. Each batch is committed, so that a
 crash meanwhile repeats one.
 """
 
@@ -47,10 +47,11 @@ from duetime.pipeline.recovery.progress import ProgressKeeper
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.redelivery.tracker import WakeUpTimer, tracked, tracked_topics
 from duetime.pipeline.retries import retry_handler
+from duetime.spark.catalyst import as_single_read
 from duetime.spark.kafka_io import (
     NO_LIMIT,
     BatchHandler,
-    process_available,
+    read_ranges,
     read_stream,
     start_micro_batches,
     start_real_time,
@@ -67,6 +68,10 @@ REDELIVERY_INTERVAL = "500 milliseconds"
 #: How much longer the batches of transactional intake are, in seconds. Both intake queries plan the
 #: same steps between two batches, and would take the cores from each other.
 APART_S = 7
+
+#: Records in the first batch of a recovery. A JVM that has just been started takes twice as long
+#: for a whole one. A process that is killed soon has committed something, and the next goes on.
+FIRST_RECOVERY_BATCH = 5_000
 
 #: The longest batch of a query whose progress is not kept, in seconds: recovery reads back all that
 #: was taken in since it began.
@@ -249,6 +254,14 @@ class QueryFactory:
         where none is kept, because another cluster's sink has another producer.
         """
         settings = self._settings
+        places = [at for topic in topics for at in self._offsets.readable_partitions(topic)]
+        starts = self._offsets.starts(places)
+        if reached is not None:
+            # Lanes are deleted up to their progress, and real time begins at no deleted record.
+            self._checkpoints.advance(name, reached, starts)
+        begin = starting or self._checkpoints.done(name)
+        begin = {at: max(start, begin.get(at, 0)) for at, start in starts.items()}
+        self._recover(name, begin, recovery, committed_only=committed_only)
         read = partial(
             read_stream,
             self._spark,
@@ -257,19 +270,6 @@ class QueryFactory:
             committed_only=committed_only,
             starting=starting,
         )
-        places = [at for topic in topics for at in self._offsets.readable_partitions(topic)]
-        starts = self._offsets.starts(places)
-        if reached is not None:
-            # Lanes are deleted up to their progress, and real time begins at no deleted record.
-            self._checkpoints.advance(name, reached, starts)
-        # Only if there can be anything: it takes seconds.
-        if starts != self._offsets.ends(places):
-            started_s = time.monotonic()
-            batches = read(batch=settings.recovery_batch_records)
-            process_available(batches, recovery, settings, name)
-            taken_s = time.monotonic() - started_s
-            RECOVERY_SECONDS.labels(name).set(taken_s)
-            log.info("recovered query=%s seconds=%.1f", name, taken_s)
         run = None
         if reached is not None:
             run = self._progress.begin_run(name, self._checkpoints.topic_ids(name))
@@ -280,6 +280,32 @@ class QueryFactory:
             records = self._progress.with_notes(run, read(group_prefix=run.group_prefix))
         apart_s = APART_S if name == INTAKE_TX else 0
         return start_real_time(rows(records), sink or settings, name, interval_s + apart_s)
+
+    def _recover(
+        self,
+        name: str,
+        begin: Mapping[Partition, int],
+        handle: BatchHandler,
+        *,
+        committed_only: bool,
+    ) -> None:
+        """Handle the records from `begin` to the present end, and commit batch by batch."""
+        settings, started_s, number = self._settings, time.monotonic(), 0
+        ends = self._offsets.ends(begin, committed_only=committed_only)
+        sizes = FIRST_RECOVERY_BATCH, settings.recovery_batch_records
+        for number, ranges in enumerate(self._checkpoints.batches(name, begin, ends, sizes), 1):
+            records = read_ranges(
+                self._spark,
+                settings,
+                ranges,
+                fail_on_missing=False,
+                committed_only=committed_only,
+            )
+            handle(as_single_read(self._spark, records), number)
+        if number:
+            taken_s = time.monotonic() - started_s
+            RECOVERY_SECONDS.labels(name).set(taken_s)
+            log.info("recovered query=%s batches=%d seconds=%.1f", name, number, taken_s)
 
     def _start_redelivery(self, wake_up: WakeUpTimer) -> StreamingQuery:
         # It imports Arrow, and most pipelines have no queues.

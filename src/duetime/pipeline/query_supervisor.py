@@ -38,7 +38,8 @@ RESTART_MS, MAX_RESTART_MS = int(RETRY_PAUSE_S * 1_000), 30_000
 #: one, which cannot be written any more then, and since the first.
 UNANSWERED_S, MAX_UNANSWERED_S = RETRY_PAUSE_S, 3 * RETRY_PAUSE_S
 
-#: Restarts without a long rest: if more are needed, refusals or executors are not the cause.
+#: Restarts without a long rest that isolate no further destination: if more are needed, refusals or
+#: executors are not the cause.
 MAX_QUICK_RESTARTS = 3
 
 #: How the errors of Kafka's clients begin. One of a broker's refusals has a place of its own.
@@ -46,6 +47,9 @@ KAFKA_ERRORS = (
     "org.apache.kafka.common.errors.",
     "org.apache.kafka.common.InvalidRecordException",
 )
+
+#: Errors after which a record may be written later: the broker's answer is not known.
+UNANSWERED = ("Expiring", "TimeoutException", "NetworkException", "DisconnectException")
 
 #: The error of a query whose producer has given up records.
 NOT_DELIVERED = DuetimeError("records could not be delivered in time")
@@ -96,6 +100,8 @@ class SupervisedQuery:
     query: StreamingQuery | None = None
     started_s: float = 0.0
     failures: int = 0
+    #: The destinations that were blamed for one of these.
+    blamed: set[str] = field(default_factory=set)
     #: How many records its producer had given up when it was started.
     given_up_before: int = 0
     #: Those since then; None where there are none.
@@ -288,10 +294,10 @@ class QuerySupervisor:
             is_last = self._given_up(query.name) == given_up.count
             is_safe = is_one or (is_last and given_up.is_settled())
         if time.monotonic() - query.started_s > RECOVERED_S:
-            query.failures = 0
-        is_ended = is_executor_ended(error)
-        is_quick = (is_ended or is_safe) and query.failures < MAX_QUICK_RESTARTS
-        query.failures += 1
+            query.failures, query.blamed = 0, set()
+        is_ended, is_new = is_executor_ended(error), not blamed <= query.blamed
+        is_quick = (is_ended or is_safe) and (is_new or query.failures < MAX_QUICK_RESTARTS)
+        query.failures, query.blamed = query.failures + 1, query.blamed | blamed
         rest_s = doubled_ms(query.failures, RESTART_MS, MAX_RESTART_MS) / 1_000
         if is_quick:
             rest_s = END_S if is_ended else 0.0
@@ -331,7 +337,8 @@ def is_answer(error: Exception) -> bool:
     if isinstance(error, DuetimeError):
         return False
     text = str(error)
-    return any(each in text for each in KAFKA_ERRORS) and "Expiring" not in text
+    is_kafkas = any(each in text for each in KAFKA_ERRORS)
+    return is_kafkas and not any(each in text for each in UNANSWERED)
 
 
 def _stop(query: StreamingQuery) -> None:

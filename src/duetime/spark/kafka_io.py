@@ -8,7 +8,7 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from pyspark.sql.streaming import StreamingQuery
 
 from duetime.core.errors import DuetimeError, KafkaError, error_text
 from duetime.core.settings import Settings
@@ -221,26 +221,6 @@ def start_micro_batches(
     every: str = "1 second",
 ) -> StreamingQuery:
     """Start a query that handles a batch at this interval, if there are records."""
-    batches = _batches(records, handle, settings, name)
-    return batches.queryName(name).trigger(processingTime=every).start()
-
-
-def process_available(
-    records: DataFrame, handle: BatchHandler, settings: Settings, name: str
-) -> None:
-    """Continue a query from its last commit, in batches, up to the present end of its topics.
-
-    Each batch is committed once it is handled, and has records of every partition that is behind.
-    """
-    batches = _batches(records, handle, settings, name)
-    query = batches.queryName(f"{name} (recover)").trigger(availableNow=True).start()
-    query.awaitTermination()
-
-
-def _batches(
-    records: DataFrame, handle: BatchHandler, settings: Settings, name: str
-) -> DataStreamWriter:
-    checkpoint = f"{settings.checkpoint}/{name}"
 
     def handle_with_short_error(batch: DataFrame, number: int) -> None:
         try:
@@ -250,9 +230,15 @@ def _batches(
             # of the query's thread on a long trace.
             raise DuetimeError(error_text(error)) from None
 
-    writer = records.writeStream.foreachBatch(handle_with_short_error)
-    # A query with state needs this mode, and one without ignores it.
-    return writer.option("checkpointLocation", checkpoint).outputMode("update")
+    return (
+        records.writeStream.foreachBatch(handle_with_short_error)
+        .option("checkpointLocation", f"{settings.checkpoint}/{name}")
+        .queryName(name)
+        # A query with state needs this mode, and one without ignores it.
+        .outputMode("update")
+        .trigger(processingTime=every)
+        .start()
+    )
 
 
 def write_batch(rows: DataFrame, settings: Settings, name: str) -> None:

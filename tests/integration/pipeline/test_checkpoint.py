@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.state import GroupStateTimeout
+from tests.support.batches import process_available
 from tests.support.checkpoints import cut
 from tests.support.clocks import eventually
 
@@ -21,7 +22,6 @@ from duetime.pipeline.query_factory import state_problems
 from duetime.pipeline.recovery.checkpoint import NOTE, Checkpoints
 from duetime.spark.kafka_io import (
     NO_LIMIT,
-    process_available,
     read_stream,
     start_micro_batches,
     start_real_time,
@@ -90,6 +90,13 @@ class Query:
         """Of its first partition, which has all records."""
         place = self.topic, 0
         self.checkpoints.advance(QUERY, {place: offset}, {place: start})
+
+    def batches(self, first, size):
+        """The recovery of its first partition, batch by batch."""
+        place = self.topic, 0
+        begin = {place: self.checkpoints.done(QUERY).get(place, 0)}
+        ends = self._offsets.ends([place])
+        return self.checkpoints.batches(QUERY, begin, ends, (first, size))
 
     def count(self):
         """The same of a query that remembers how many there were."""
@@ -388,3 +395,24 @@ def test_query_does_not_begin_at_records_that_are_deleted(query):
     query.send("b", "c", "d")
     query.advance(2, start=3)
     assert query.run() == ["d"]
+
+
+@pytest.mark.parametrize("had_batches", [False, True])
+def test_recovery_commits_each_batch_and_the_first_is_small(query, had_batches):
+    query.open()
+    if had_batches:
+        query.send("z")
+        assert query.run() == ["z"]
+    query.send(*"abcdef")
+    before = int(had_batches)
+    begun = query.batches(1, 3)
+    assert [(each.start, each.end) for each in next(begun)] == [(before, before + 1)]
+    assert [(each.start, each.end) for each in next(begun)] == [(before + 1, before + 4)]
+    # As after a kill in the second one, which is repeated.
+    begun.close()
+    query.open()
+    counts = [sum(each.count for each in ranges) for ranges in query.batches(2, 4)]
+    assert counts == [2, 3]
+    query.send("g")
+    query.open()
+    assert query.run() == ["g"]

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 from confluent_kafka import Producer
+from tests.support.batches import process_available
 from tests.support.servers import RECORD
 
 from duetime.core.clock import SystemClock
@@ -21,7 +22,7 @@ from duetime.pipeline.intake.query import (
     intake_recovery,
 )
 from duetime.pipeline.recovery.read_back import DeliveryLog
-from duetime.spark.kafka_io import process_available, read_stream
+from duetime.spark.kafka_io import read_stream
 from duetime.stores.wheel_reader import WheelReader
 
 SETTINGS = Settings()

@@ -166,6 +166,9 @@ CASES = [
     ("duetime.in", "duetime.warmup", "eu", "internal-topic"),
     ("duetime.in", "duetime.probes", "eu", None),
     ("duetime.in", "duetime.probes", None, "internal-topic"),
+    # What comes in by transactions is under the same table: redriven dead letters do.
+    ("duetime.in.tx", "orders-1", "eu", None),
+    ("duetime.in.tx", "abc", None, "not-allowed"),
     ("duetime.in.scheduler", "anything", "us", None),
     ("event_delayer_publisher", "orders-1", None, "not-allowed"),
 ]
@@ -176,10 +179,11 @@ def intake_record(number, topic, to, cluster):
     value = b'{"topic": "%s", "value": "v", "postTime": 1577836800000}' % to.encode()
     if topic == "event_delayer_publisher":
         return (topic, 0, number, at, None, value, [])
-    named = {
-        "duetime.in": {"due-topic": to, "due-at-ms": "1577836800000"},
-        "duetime.in.scheduler": {"scheduler-epoch": "1577836800", "scheduler-target-topic": to},
-    }[topic] | ({"due-cluster": cluster} if cluster and topic == "duetime.in" else {})
+    named = {"due-topic": to, "due-at-ms": "1577836800000"}
+    if cluster:
+        named["due-cluster"] = cluster
+    if topic == "duetime.in.scheduler":
+        named = {"scheduler-epoch": "1577836800", "scheduler-target-topic": to}
     return (
         topic,
         0,
@@ -189,6 +193,16 @@ def intake_record(number, topic, to, cluster):
         b"v",
         [(name, text.encode()) for name, text in named.items()],
     )
+
+
+def test_table_of_transactional_intake_is_in_place_of_the_other(spark):
+    allow = LIMITED.allow | {"duetime.in.tx": Allowed(topics=("a*",))}
+    intake = Intake(LIMITED.model_copy(update={"allow": allow}))
+    records = [intake_record(n, "duetime.in.tx", to, None) for n, to in enumerate(("abc", "b"))]
+    frame = spark.createDataFrame(spark.sparkContext.parallelize(records, 1), RECORD)
+    judged = frame.transform(intake.parse).transform(intake.validate)
+    reasons = [row.reason for row in judged.select("error.reason").collect()]
+    assert reasons == [None, "not-allowed"]
 
 
 def test_intake_topic_sends_only_to_allowed_destinations(spark):

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 from confluent_kafka import Producer
+from tests.support.batches import process_available
 from tests.support.live import Inbox
 from tests.support.topics import created_topics
 
@@ -15,7 +16,6 @@ from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.redelivery.query import Redelivery
 from duetime.pipeline.redelivery.tracker import FOUND, TIMED_OUT, WakeUpTimer, tracked
 from duetime.queue.markers import MarkerKey, start_value
-from duetime.spark.kafka_io import process_available
 
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in FOUND.items())
 

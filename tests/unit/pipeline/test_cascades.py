@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from tests.support.clocks import SetClock, eventually
 
-from duetime.core.errors import KafkaError
+from duetime.core.errors import KafkaError, OutcomeKnown
 from duetime.core.settings import Settings
 from duetime.core.timer_wheel import Slot
 from duetime.kafka.offsets import DueTimes, OffsetRange
@@ -484,6 +484,25 @@ def test_windows_that_fail_together_again_are_repeated_alone(failed):
     end(*given)
     eventually(lambda: len(settled) == 2, within_s=SOON_S)
     assert jobs == [[0, 1], [0], [1]]
+
+
+def test_window_that_is_refused_is_repeated_before_a_backlog(released, turns):
+    release = released(store := Failing([late(number) for number in range(BACKGROUND * 4)]))
+    release.release_overdue()
+    tries = iter([OutcomeKnown("a topic has refused a record"), None])
+
+    def job(claims):
+        if claims[0].partition < 100:
+            turns(claims)
+        elif error := next(tries):
+            raise error
+
+    release._job = job
+    release._release([window(100)])
+    # The backlog is still held up.
+    eventually(lambda: store.settled, within_s=SOON_S)
+    assert [each.partition for each in store.settled] == [100]
+    assert not turns.taken
 
 
 def test_a_far_slot_that_fails_waits_for_no_window(failed):

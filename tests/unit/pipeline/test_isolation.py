@@ -12,6 +12,7 @@ from tests.support.topics import small_settings
 from duetime.core.errors import LeaderPaused
 from duetime.core.setting_types import Cluster
 from duetime.core.settings import Settings
+from duetime.pipeline.delivery import isolation
 from duetime.pipeline.delivery.isolation import (
     NO_ANSWER,
     FailedDestinations,
@@ -158,15 +159,17 @@ def records(number):
 
 
 def test_refused_record_is_reported_and_the_others_are_sent(cluster):
-    cluster.refuse(0, KafkaError.INVALID_RECORD, 0)
+    # All in one request, and then each in one of its own.
+    cluster.refuse(KafkaError.INVALID_RECORD, 0, KafkaError.INVALID_RECORD, 0)
     sender = RecordSender(small_settings(cluster.bootstrap), lambda _: True)
     (refused,) = sender.send(records(3), None, 1)
     assert (refused.offset, refused.is_unknown) == (1, False)
     assert cluster.count("orders") == 2
 
 
-def test_record_that_is_not_sent_when_the_lease_ends_is_dropped(cluster):
+def test_record_that_is_not_sent_when_the_lease_ends_is_dropped(cluster, monkeypatch):
     """The cluster takes 20 records a second, and the lease ends when it has some."""
+    monkeypatch.setattr(isolation, "REQUEST", 1)
     looks = count()
 
     def holds_lease(_term):
@@ -178,7 +181,8 @@ def test_record_that_is_not_sent_when_the_lease_ends_is_dropped(cluster):
     sent = cluster.count("orders")
     assert 3 <= sent < 200
     # Nothing is left that could be sent later.
-    assert not len(sender._clients[None])
+    assert sender._clients
+    assert not any(map(len, sender._clients.values()))
     sender.settle()
     assert cluster.count("orders") == sent
 
@@ -222,7 +226,9 @@ def test_topic_that_does_not_answer_is_left_out_of_later_groups():
         ([9], [(0, 0)]),
         ([1, 1, 1], [(0, 2)]),
         ([3, 1, 1, 4], [(0, 1), (2, 2), (3, 3)]),
+        ([0, 0, 0, 0, 0], [(0, 2), (3, 4)]),
     ],
 )
-def test_records_are_held_in_groups_of_a_limited_size(sizes, groups):
+def test_records_are_held_in_groups_of_a_limited_size(sizes, groups, monkeypatch):
+    monkeypatch.setattr(isolation, "CHUNK", 3)
     assert list(chunks(enumerate(sizes), 4)) == groups

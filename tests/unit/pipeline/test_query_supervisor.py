@@ -22,6 +22,9 @@ INVALID = "org.apache.kafka.common.InvalidRecordException: Compacted topic canno
 #: No broker has answered.
 EXPIRED = "org.apache.kafka.common.errors.TimeoutException: Expiring 3 record(s) for orders-0:1 ms"
 
+#: The request may be in a socket of a broker that stands still.
+LOST = "org.apache.kafka.common.errors.NetworkException: The server disconnected before a response"
+
 #: What happens to queries that never fail.
 LIFE = {"refresh": lambda: None, "given_up": lambda _: 0, "blame": lambda *_: set()}
 
@@ -200,6 +203,7 @@ class Failing:
         ({"orders"}, INVALID, MAX_QUICK_RESTARTS),
         # It may be written later: what restarts now would not find it.
         ({"orders"}, EXPIRED, 0),
+        ({"orders"}, LOST, 0),
         (set(), "an unknown cause", 0),
         # Its cause is another one.
         ({"orders"}, "java.io.IOException", 0),
@@ -207,6 +211,15 @@ class Failing:
 )
 def test_query_rests_unless_a_destination_has_refused_a_record(blamed, error, restarts):
     assert Failing(blamed, Exception(error)).restarts() == restarts
+
+
+def test_query_does_not_rest_for_one_more_destination_that_refuses():
+    query = Failing(set(), Exception(ANSWER))
+    topics = ["a", "b", "c", "d", "e", "e", "e"]
+    blamed = iter(topics)
+    query.queries._blame = lambda *_: {next(blamed)}
+    # The last one is isolated, and its records fail the query all the same.
+    assert query.restarts() == 5
 
 
 def test_query_runs_on_until_what_was_given_up_cannot_be_written(monkeypatch):

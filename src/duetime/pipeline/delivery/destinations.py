@@ -63,7 +63,7 @@ REACHED_S = 4.0
 #: REACHED_S must not run out.
 MAX_CREATED = 50
 
-#: How long the records for a topic are sent one by one after one of them failed a sink, in ms;
+#: How long the records for a topic are sent with reports after one of them failed a sink, in ms;
 #: doubled with each failure, up to a day.
 ISOLATED_MS, MAX_ISOLATED_MS = 300_000, 86_400_000
 
@@ -266,7 +266,7 @@ class TopicMetadataCache:
             pause_s = doubled_ms(failures.count, ISOLATED_MS, MAX_ISOLATED_MS) / 1_000
             failures.isolated_until_s = time.monotonic() + pause_s
         if is_new:
-            log.warning("sending records one by one topic=%s seconds=%.0f", topic, pause_s)
+            log.warning("sending records with reports topic=%s seconds=%.0f", topic, pause_s)
             self.refresh()
 
     def hold(self, topic: str) -> None:

@@ -1,4 +1,4 @@
-"""Isolation: a destination that has failed a sink gets its records one by one.
+"""Isolation: a destination that has failed a sink gets its records with a report for each.
 
 A sink fails as a whole on one record that a broker refuses, with every message of that window or
 query. Errors that are known before (`delivery_errors`) never reach the sink. Any other refusal (a
@@ -8,11 +8,11 @@ work is repeated, and its records for these topics go to `duetime.isolated`, or 
 each other cluster.
 
 The isolated query of a cluster is a micro-batch query over its topic: records for isolated
-destinations, and retries to this cluster. `IsolatedSender` sends each record in a request of its
-own, with its own report. A refused record fails with the broker's reason, and all others are
-delivered. A record that is not acknowledged in time may have been written all the same: its
-destination is read back once that is certain. Meanwhile nothing more is sent there, because records
-for other destinations wait behind.
+destinations, and retries to this cluster. `IsolatedSender` sends them in small requests, and the
+records of a request that is refused one by one, each with its own report. A refused record fails
+with the broker's reason, and all others are delivered. A record that is not acknowledged in time
+may have been written all the same: its destination is read back once that is certain. Meanwhile
+nothing more is sent there, because records for other destinations wait behind.
 
 They are sent from the driver. A client in a task would know nothing of the lease, and send what it
 holds when another process leads.
@@ -57,10 +57,13 @@ from duetime.spark.task_jvms import ProducerMetrics
 log = logging.getLogger(__name__)
 
 #: The most records of a batch: all of them pass through Python, and wait for each other.
-BATCH = 2_000
+BATCH = 10_000
 
-#: The most bytes of a batch that the driver holds at a time, unless one record is larger.
-CHUNK_BYTES = 16 * 1024 * 1024
+#: The most records and bytes of a batch that the driver holds at a time, unless one is larger.
+CHUNK, CHUNK_BYTES = 2_000, 16 * 1024 * 1024
+
+#: The most records of a request. One that is refused has all of its records refused.
+REQUEST = 100
 
 #: The interval of checks of the lease while records are not acknowledged, in seconds.
 LEASE_INTERVAL_S = 0.1
@@ -119,7 +122,7 @@ class FailedDestinations:
         """Isolate the destinations that have failed; return those that failed this client's sink.
 
         Where internal topics failed too, it is an outage of brokers and no destination's fault:
-        none is isolated, since one by one a backlog of all would take hours.
+        none is isolated, since a backlog of all would take hours on that way.
         """
         try:
             with self._lock:
@@ -291,14 +294,14 @@ class IsolatedSender:
 def chunks(sizes: Iterable[tuple[int, int]], most: int) -> list[tuple[int, int]]:
     """Group offsets with their sizes in bytes; return the first and the last offset of each group.
 
-    A group has at most `most` bytes, or one record.
+    A group has at most `most` bytes, or one record, and at most CHUNK records.
     """
-    found, total = list[tuple[int, int]](), 0
+    found, total, count = list[tuple[int, int]](), 0, 0
     for offset, size in sizes:
-        if not found or total + size > most:
+        if not found or total + size > most or count == CHUNK:
             found.append((offset, offset))
-            total = 0
-        found[-1], total = (found[-1][0], offset), total + size
+            total, count = 0, 0
+        found[-1], total, count = (found[-1][0], offset), total + size, count + 1
     return found
 
 
@@ -320,7 +323,7 @@ def send_groups(
 
 
 class RecordSender:
-    """Sends records from this process, each in a request of its own, while the lease is held.
+    """Sends records from this process, each with a report of its own, while the lease is held.
 
     One thread sends for each cluster.
     """
@@ -328,18 +331,28 @@ class RecordSender:
     def __init__(self, settings: Settings, holds_lease: Callable[[int], bool]) -> None:
         """`holds_lease` returns whether this process holds the lease of a term now."""
         self._settings, self._holds_lease = settings, holds_lease
-        #: By cluster; None is this one.
-        self._clients: dict[str | None, Producer] = {}
+        #: By cluster, None is this one, and the most records of a request.
+        self._clients: dict[tuple[str | None, int], Producer] = {}
         #: Held from the look at the lease until the client has the record.
         self._sending = threading.Lock()
 
-    def send(self, rows: Iterable[Row], cluster: str | None, term: int) -> list[Undelivered]:
+    def send(self, rows: Sequence[Row], cluster: str | None, term: int) -> list[Undelivered]:
         """Send rows of offset, topic, partition, key, value and headers, in a term's batch.
 
         Raises LeaderPaused without the lease, and KafkaError when the client has failed for good:
         some were sent, and nothing more is.
         """
-        client, undelivered = self._client(cluster), dict[int, Undelivered]()
+        undelivered = self._send(rows, (cluster, REQUEST), term)
+        if refused := {each.offset for each in undelivered if not each.is_unknown}:
+            alone = [row for row in rows if row.offset in refused]
+            unknown = [each for each in undelivered if each.is_unknown]
+            undelivered = unknown + self._send(alone, (cluster, 1), term)
+        return undelivered
+
+    def _send(
+        self, rows: Iterable[Row], client_of: tuple[str | None, int], term: int
+    ) -> list[Undelivered]:
+        client, undelivered = self._client(client_of), dict[int, Undelivered]()
         holds_lease, broken = partial(self._holds_lease, term), list[BrokerError]()
 
         def report(offset: int, error: BrokerError | None, _message: Message | None) -> None:
@@ -367,7 +380,7 @@ class RecordSender:
             raise
         if broken:
             # The batch is repeated by a client that works.
-            self._clients.pop(cluster, None)
+            self._clients.pop(client_of, None)
             raise KafkaError(f"the isolated producer has failed ({broken[0].str()})")
         return list(undelivered.values())
 
@@ -401,11 +414,12 @@ class RecordSender:
         for client in [*self._clients.values()]:
             _drop(client)
 
-    def _client(self, cluster: str | None) -> Producer:
-        if cluster not in self._clients:
-            properties = sender_properties(self._settings.at(cluster))
-            self._clients[cluster] = Producer(properties)
-        return self._clients[cluster]
+    def _client(self, client_of: tuple[str | None, int]) -> Producer:
+        if client_of not in self._clients:
+            cluster, records = client_of
+            properties = sender_properties(self._settings.at(cluster), records)
+            self._clients[client_of] = Producer(properties)
+        return self._clients[client_of]
 
 
 def _bytes(value: bytearray | None) -> bytes | None:
@@ -426,11 +440,12 @@ def _is_unknown(error: BrokerError) -> bool:
     return error.code() in UNKNOWN_OUTCOMES or not (is_answer or error.code() in NEVER_SENT)
 
 
-def sender_properties(settings: Settings) -> dict[str, str | int | float | bool]:
-    """Return librdkafka properties of the producer for a cluster."""
+def sender_properties(settings: Settings, records: int) -> dict[str, str | int | float | bool]:
+    """Return librdkafka properties of the producer for a cluster, with `records` to a request."""
     return delivery_properties(settings) | {
-        # A record that is refused fails its whole batch.
-        "batch.num.messages": 1,
+        # A record that is refused fails its whole request.
+        "batch.num.messages": records,
+        "linger.ms": 0 if records == 1 else 5,
         "delivery.timeout.ms": int(ISOLATED_TIMEOUT_S * 1_000),
         "request.timeout.ms": 5_000,
     }

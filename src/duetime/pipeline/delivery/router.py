@@ -167,7 +167,7 @@ class Router:
         return SinkRow(message.topic, partition, message.key, message.value, headers)
 
     def isolated(self, message: MessageColumns) -> SinkRow:
-        """To its cluster's topic of records that are sent one by one: one may be refused."""
+        """To its cluster's topic of records that are sent with reports: one may be refused."""
         elsewhere = F.concat(F.lit(self._names.isolated("")), message.cluster)
         return _internal(F.coalesce(elsewhere, F.lit(self._names.isolated())), message)
 
@@ -274,7 +274,7 @@ class Router:
         """Return rows for records that are not sent from where they are.
 
         With an `error` they go to the retry topic, or are rejected if duetime did not write them;
-        the others are sent one by one.
+        the others are sent with reports.
         """
         message, error = message_columns(), F.col("error")
         was_foreign = error["reason"] == str(Reason.MALFORMED)

@@ -269,8 +269,12 @@ def _permission_errors(settings: Settings, intake_topic: Column) -> list[ErrorCa
     if not settings.allow:
         return []
     topic, cluster = F.col("request.topic"), F.col("request.cluster")
-    is_outside = F.lit(False)
-    for name, allowed in settings.allow.items():
+    is_outside, names = F.lit(False), TopicNames(settings)
+    # Redriven dead letters and batches of messages: the way in is another, and not the right.
+    tables = settings.allow.copy()
+    if names.native in tables:
+        tables.setdefault(names.transactional, tables[names.native])
+    for name, allowed in tables.items():
         is_allowed = fits(topic, allowed.topics) & (
             cluster.isNull() | fits(cluster, allowed.clusters)
         )

@@ -17,8 +17,10 @@ Spark's, by Spark's file system: so they are kept, copied and lost together.
 
 import json
 import logging
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -27,7 +29,7 @@ from pyspark.sql import SparkSession
 
 from duetime.core.errors import KafkaError
 from duetime.core.settings import Settings
-from duetime.kafka.offsets import Offsets, Partition, is_same_topic
+from duetime.kafka.offsets import OffsetRange, Offsets, Partition, is_same_topic
 from duetime.spark.catalyst import java_class
 from duetime.spark.kafka_io import offsets_json
 from duetime.spark.session import jvm
@@ -170,9 +172,42 @@ class Checkpoints:
         Nor does it go on before its partitions' `starts`, where a real-time query fails. A batch
         that was begun and not committed is forgotten: it may be half an hour of records.
         """
+        done = self.done(name)
+        known = done | {at: max(offset, done.get(at, 0)) for at, offset in reached.items()}
+        if done:
+            self.commit(name, {at: max(end, starts.get(at, 0)) for at, end in known.items()})
+
+    def done(self, name: str) -> dict[Partition, int]:
+        """Return the offsets that a query's last committed batch ends with, or that it began with.
+
+        Empty without a checkpoint.
+        """
+        return CheckpointLogs(name, self._files(name)).done()
+
+    def commit(self, name: str, ends: Mapping[Partition, int]) -> None:
+        """Let a query without state, which is not running, go on from these offsets."""
         # Of the settings, Spark requires this one; the others are about state.
         first = FIRST_BATCH | {"conf": {PARTITIONS: self._spark.conf.get(PARTITIONS)}}
-        CheckpointLogs(name, self._files(name)).advance(reached, starts, first)
+        CheckpointLogs(name, self._files(name)).append(ends, first)
+
+    def batches(
+        self,
+        name: str,
+        begin: Mapping[Partition, int],
+        ends: Mapping[Partition, int],
+        sizes: tuple[int, int],
+    ) -> Iterator[list[OffsetRange]]:
+        """Yield the records between these offsets in batches; commit each before the next one.
+
+        `sizes` are the largest numbers of records: in the first batch, and in any.
+        """
+        first, size = sizes
+        done, limit = dict(begin), min(first, size)
+        while ranges := next_ranges(done, ends, limit):
+            yield ranges
+            done |= {each.place: each.end for each in ranges}
+            self.commit(name, done)
+            limit = size
 
     def topic_ids(self, name: str) -> Mapping[str, str]:
         """Return the ids of the topics that the query's checkpoint was inspected with."""
@@ -208,6 +243,18 @@ class Checkpoints:
 
     def _files(self, name: str) -> "CheckpointFiles":
         return CheckpointFiles(self._spark, f"{self._root}/{name}")
+
+
+def next_ranges(
+    done: Mapping[Partition, int], ends: Mapping[Partition, int], size: int
+) -> list[OffsetRange]:
+    """Return the next records of each partition that is behind, about `size` in all."""
+    left = {at: end - done[at] for at, end in ends.items() if end > done[at]}
+    share = min(1.0, size / max(sum(left.values()), 1))
+    return [
+        OffsetRange(*at, done[at], done[at] + math.ceil(behind * share))
+        for at, behind in left.items()
+    ]
 
 
 class CheckpointLogs:
@@ -261,25 +308,16 @@ class CheckpointLogs:
         batches = self._batches(PLANNED)
         return self._ends_of(batches[-1]) if batches else {}
 
-    def advance(
-        self,
-        reached: Mapping[Partition, int],
-        starts: Mapping[Partition, int],
-        first: Mapping[str, Any],
-    ) -> None:
-        """Append a batch that ends with these offsets, where they are ahead, or with the starts.
+    def append(self, ends: Mapping[Partition, int], first: Mapping[str, Any]) -> None:
+        """Append a batch that ends with these offsets, in place of one that is not committed.
 
         `first` is the metadata of a batch without one before it.
         """
-        done, planned, committed = self.done(), self._batches(PLANNED), self._batches(DONE)
-        if not done:
-            return
+        planned, committed = self._batches(PLANNED), self._batches(DONE)
         while planned and planned[-1] not in committed:
             self._files.delete(f"{PLANNED}/{planned.pop()}")
-        known = done | {at: max(offset, done.get(at, 0)) for at, offset in reached.items()}
-        ends = {at: max(offset, starts.get(at, 0)) for at, offset in known.items()}
-        if ends == done:
-            return
+        if not _is_json(self._files.read(METADATA) or b""):
+            self._files.write(METADATA, json.dumps({"id": str(uuid.uuid4())}))
         batch = planned[-1] + 1 if planned else 0
         metadata = (_lines(self._files.read(f"{PLANNED}/{batch - 1}")) or [first])[0]
         self._write(PLANNED, batch, json.dumps(metadata), offsets_json(ends.items()))

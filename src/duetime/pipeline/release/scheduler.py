@@ -74,6 +74,8 @@ class ReleaseScheduler(Generic[ClaimT]):
         self._stopping = threading.Event()
         self._windows = ThreadPoolExecutor(WINDOWS, thread_name_prefix="window")
         self._background = ThreadPoolExecutor(BACKGROUND, thread_name_prefix="background")
+        # The repeat of a window that a destination has failed waits for no backlog.
+        self._repeats = ThreadPoolExecutor(BACKGROUND, thread_name_prefix="repeat")
         names = TopicNames(settings)
         self._near = names.wheel(0)
         self._far = {names.wheel(level): level for level in range(1, self._wheel.levels)}
@@ -116,12 +118,14 @@ class ReleaseScheduler(Generic[ClaimT]):
             thread.join()
         self._windows.shutdown(wait=True)
         self._cascades.stop()
-        self._background.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._background, self._repeats):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def join(self) -> None:
         """Wait for the jobs in the background, after `stop`."""
         self._cascades.join()
-        self._background.shutdown(wait=True)
+        for pool in (self._background, self._repeats):
+            pool.shutdown(wait=True)
 
     def release_soon(self, claims: Sequence[ClaimT]) -> None:
         """Release claims that another has acquired, in the window pool."""
@@ -273,7 +277,7 @@ class ReleaseScheduler(Generic[ClaimT]):
 
         # Claims that were started before take longer, to read back: the others go first.
         if started := [each for each in late if each.started_ms is not None]:
-            jobs.append(self._background.submit(release_started, jobs[:]))
+            jobs.append(self._repeats.submit(release_started, jobs[:]))
         return [*jobs, *cascades]
 
     def _note(self, claims: Sequence[ClaimT], now_ms: int) -> None:
