@@ -39,9 +39,9 @@ from duetime.kafka.connection import librdkafka_properties
 from duetime.local.broker import LocalBroker
 from duetime.local.cluster import Node, new_cluster
 
-#: A few messages for the stuck destination, messages a second and delays in ms: due at once, in a
-#: lane, and in the wheel. Delivery is given up within seconds.
-STUCK_RATE, STUCK_DELAY_MS = 2, (0, 8_000)
+#: A few messages for the stuck destination, messages a second and delays in ms: a fifth are due at
+#: once, the others in lanes and in the wheel. Delivery is given up within seconds.
+STUCK_RATE, STUCK_DELAY_MS = 2, (-2_000, 8_000)
 STUCK_RETRIES: dict[str, Any] = {"max_delivery_attempts": 3, "retry_backoff_ms": 500}
 
 #: How long the last of them may take to become a dead letter, in seconds.

@@ -112,7 +112,7 @@ class TopicNames:
         return f"{self._prefix}.outbox.{cluster}"
 
     def isolated(self, cluster: str | None = None) -> str:
-        """Return the topic of records for a cluster that are sent with reports; None is this one."""
+        """Return a cluster's topic of records that are sent with reports; None is this one."""
         return f"{self._prefix}.isolated" + ("" if cluster is None else f".{cluster}")
 
     def wheel(self, level: int) -> str:
@@ -156,7 +156,7 @@ def message_topics(settings: Settings) -> list[str]:
 
 
 def isolated_topics(settings: Settings) -> list[str]:
-    """Return the topics of records that are sent with reports: of this cluster, and of the others."""
+    """Return the topics of records that are sent with reports, here and on the others."""
     return [TopicNames(settings).isolated(each) for each in (None, *settings.clusters)]
 
 

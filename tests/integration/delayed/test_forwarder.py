@@ -11,7 +11,14 @@ from contextlib import closing, contextmanager
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 from tests.support.clocks import eventually
 from tests.support.delayed_topics import IN_ORDER, ONE_AT_A_TIME, PATIENCE_S
 from tests.support.topics import small_settings
@@ -76,6 +83,12 @@ class Shown:
         own = [] if after is None else [(H.DELIVER_AFTER_MS, str(after))]
         headers = [*headers, *own]
         self._producer.produce(self.delayed, value, key, partition=partition, headers=headers)
+
+    def set(self, name, value):
+        """Set a setting of the visible topic."""
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        topic = ConfigResource(ResourceType.TOPIC, self.name, incremental_configs=[entry])
+        self._admin.incremental_alter_configs([topic])[topic].result()
 
     def flush(self):
         assert self._producer.flush(PATIENCE_S) == 0
@@ -170,6 +183,19 @@ def test_rejected_and_failed_records_delay_no_others(running, now_ms):
     (failed,) = running.records(running.names.retry, 1)
     words = dict(failed.headers())
     assert (words["due-error"], words["due-partition"]) == (b"no-such-partition", b"2")
+
+
+def test_a_record_that_its_topic_refuses_delays_no_others(running, now_ms):
+    # A broker takes records of its own millisecond then.
+    running.set("message.timestamp.type", "CreateTime")
+    running.set("message.timestamp.before.max.ms", "0")
+    for _ in range(20):
+        running.send(now_ms, "may be refused")
+    running.flush()
+    failures = running.names.retry
+    eventually(lambda: running.count(failures) + running.count(running.name) == 20, "all of them")
+    (failed, *_) = running.records(failures, running.count(failures))
+    assert dict(failed.headers())["due-error"] == b"refused-by-broker"
 
 
 @pytest.mark.slow
