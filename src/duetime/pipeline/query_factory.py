@@ -162,7 +162,8 @@ class QueryFactory:
         return self._checkpoints.recreated_topics()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection. A query that is just being started is not started."""
+        self._checkpoints.close()
         self._offsets.close()
 
     def _start_lanes(self) -> StreamingQuery:
@@ -279,6 +280,8 @@ class QueryFactory:
         else:
             records = self._progress.with_notes(run, read(group_prefix=run.group_prefix))
         apart_s = APART_S if name == INTAKE_TX else 0
+        # Spark would end the run of the next term in favour of this one.
+        self._checkpoints.require_open()
         return start_real_time(rows(records), sink or settings, name, interval_s + apart_s)
 
     def _recover(

@@ -295,9 +295,10 @@ class QuerySupervisor:
             is_safe = is_one or (is_last and given_up.is_settled())
         if time.monotonic() - query.started_s > RECOVERED_S:
             query.failures, query.blamed = 0, set()
-        is_ended, is_new = is_executor_ended(error), not blamed <= query.blamed
+        all_blamed = blamed | (given_up.blamed if given_up else set())
+        is_ended, is_new = is_executor_ended(error), not all_blamed <= query.blamed
         is_quick = (is_ended or is_safe) and (is_new or query.failures < MAX_QUICK_RESTARTS)
-        query.failures, query.blamed = query.failures + 1, query.blamed | blamed
+        query.failures, query.blamed = query.failures + 1, query.blamed | all_blamed
         rest_s = doubled_ms(query.failures, RESTART_MS, MAX_RESTART_MS) / 1_000
         if is_quick:
             rest_s = END_S if is_ended else 0.0

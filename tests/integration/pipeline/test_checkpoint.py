@@ -16,6 +16,7 @@ from tests.support.batches import process_available
 from tests.support.checkpoints import cut
 from tests.support.clocks import eventually
 
+from duetime.core.errors import KafkaError
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import Offsets
 from duetime.pipeline.query_factory import state_problems
@@ -416,3 +417,14 @@ def test_recovery_commits_each_batch_and_the_first_is_small(query, had_batches):
     query.send("g")
     query.open()
     assert query.run() == ["g"]
+
+
+def test_recovery_of_a_leader_that_has_stopped_commits_nothing(query):
+    query.open()
+    query.send(*"abc")
+    begun = query.batches(1, 3)
+    next(begun)
+    query.checkpoints.close()
+    with pytest.raises(KafkaError, match="lead was lost"):
+        next(begun)
+    assert not query.checkpoints.done(QUERY)

@@ -505,6 +505,18 @@ def test_window_that_is_refused_is_repeated_before_a_backlog(released, turns):
     assert not turns.taken
 
 
+def test_release_ends_in_the_midst_of_a_backlog(released, turns):
+    backlog = [late(number) for number in range(BACKGROUND * 4)]
+    release = released(Backlog([*backlog, late(100, started_ms=NOW_MS - 1)]))
+    release.release_overdue()
+    release.stop()
+    turns.free.set()
+    ended = threading.Thread(target=release.join, daemon=True)
+    ended.start()
+    ended.join(SOON_S)
+    assert not ended.is_alive()
+
+
 def test_a_far_slot_that_fails_waits_for_no_window(failed):
     release, _, _, rests, _ = failed
     rests.now_s += GATHER_S / 4

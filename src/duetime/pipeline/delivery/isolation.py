@@ -57,12 +57,13 @@ from duetime.spark.task_jvms import ProducerMetrics
 log = logging.getLogger(__name__)
 
 #: The most records of a batch: all of them pass through Python, and wait for each other.
-BATCH = 10_000
+BATCH = 5_000
 
-#: The most records and bytes of a batch that the driver holds at a time, unless one is larger.
-CHUNK, CHUNK_BYTES = 2_000, 16 * 1024 * 1024
+#: The most bytes of a batch that the driver holds at a time, unless one record is larger.
+CHUNK_BYTES = 16 * 1024 * 1024
 
-#: The most records of a request. One that is refused has all of its records refused.
+#: The most records that are sent at a time, in one request for each partition. If a broker refuses
+#: a request, it has written none of its records.
 REQUEST = 100
 
 #: The interval of checks of the lease while records are not acknowledged, in seconds.
@@ -183,7 +184,7 @@ class Undelivered(NamedTuple):
 
 
 class IsolatedSender:
-    """Sends a cluster's batches record by record. Executors read and check; the driver sends."""
+    """Sends a cluster's batches, with reports. Executors read and check; the driver sends."""
 
     def __init__(  # noqa: PLR0913 (what all queries share)
         self,
@@ -263,9 +264,12 @@ class IsolatedSender:
         )
         columns = F.col("key"), F.col("value"), F.col("headers")
         sizes = sorted(map(tuple, records.select("offset", record_bytes(*columns)).collect()))
-        groups = (
+        held = (
             sorted(records.where(F.col("offset").between(first, last)).collect())
             for first, last in chunks(sizes, CHUNK_BYTES)
+        )
+        groups = (
+            rows[first : first + REQUEST] for rows in held for first in range(0, len(rows), REQUEST)
         )
         send = partial(self._sender.send, cluster=self._cluster, term=self._settings.term)
         return list(send_groups(groups, send)), len(sizes)
@@ -294,14 +298,14 @@ class IsolatedSender:
 def chunks(sizes: Iterable[tuple[int, int]], most: int) -> list[tuple[int, int]]:
     """Group offsets with their sizes in bytes; return the first and the last offset of each group.
 
-    A group has at most `most` bytes, or one record, and at most CHUNK records.
+    A group has at most `most` bytes, or one record.
     """
-    found, total, count = list[tuple[int, int]](), 0, 0
+    found, total = list[tuple[int, int]](), 0
     for offset, size in sizes:
-        if not found or total + size > most or count == CHUNK:
+        if not found or total + size > most:
             found.append((offset, offset))
-            total, count = 0, 0
-        found[-1], total, count = (found[-1][0], offset), total + size, count + 1
+            total = 0
+        found[-1], total = (found[-1][0], offset), total + size
     return found
 
 
@@ -339,8 +343,10 @@ class RecordSender:
     def send(self, rows: Sequence[Row], cluster: str | None, term: int) -> list[Undelivered]:
         """Send rows of offset, topic, partition, key, value and headers, in a term's batch.
 
-        Raises LeaderPaused without the lease, and KafkaError when the client has failed for good:
-        some were sent, and nothing more is.
+        They are REQUEST at most, so that those of a partition keep their order: where a broker
+        refuses a request, its records go one by one before any later ones. Raises LeaderPaused
+        without the lease, and KafkaError when the client has failed for good: some were sent, and
+        nothing more is.
         """
         undelivered = self._send(rows, (cluster, REQUEST), term)
         if refused := {each.offset for each in undelivered if not each.is_unknown}:
@@ -445,7 +451,8 @@ def sender_properties(settings: Settings, records: int) -> dict[str, str | int |
     return delivery_properties(settings) | {
         # A record that is refused fails its whole request.
         "batch.num.messages": records,
-        "linger.ms": 0 if records == 1 else 5,
+        # Until the flush, so that the records of a partition are in one request.
+        "linger.ms": 0 if records == 1 else 1_000,
         "delivery.timeout.ms": int(ISOLATED_TIMEOUT_S * 1_000),
         "request.timeout.ms": 5_000,
     }

@@ -100,6 +100,7 @@ class Checkpoints:
         #: By query, its topics when the checkpoint was inspected, and when the query was started.
         self._inspected: dict[str, TopicsNote] = {}
         self._noted: dict[str, TopicsNote] = {}
+        self._is_closed = False
 
     def open(self, name: str, topics: Sequence[str], problems: Sequence[str] = ()) -> None:
         """Make the checkpoint of a query one that Spark can go on from. Raises KafkaError.
@@ -172,10 +173,12 @@ class Checkpoints:
         Nor does it go on before its partitions' `starts`, where a real-time query fails. A batch
         that was begun and not committed is forgotten: it may be half an hour of records.
         """
-        done = self.done(name)
+        logs = CheckpointLogs(name, self._files(name))
+        done, planned = logs.done(), logs.planned()
         known = done | {at: max(offset, done.get(at, 0)) for at, offset in reached.items()}
-        if done:
-            self.commit(name, {at: max(end, starts.get(at, 0)) for at, end in known.items()})
+        ends = {at: max(offset, starts.get(at, 0)) for at, offset in known.items()}
+        if done and not ends == done == planned:
+            self.commit(name, ends)
 
     def done(self, name: str) -> dict[Partition, int]:
         """Return the offsets that a query's last committed batch ends with, or that it began with.
@@ -185,7 +188,11 @@ class Checkpoints:
         return CheckpointLogs(name, self._files(name)).done()
 
     def commit(self, name: str, ends: Mapping[Partition, int]) -> None:
-        """Let a query without state, which is not running, go on from these offsets."""
+        """Let a query without state, which is not running, go on from these offsets.
+
+        Raises KafkaError after `close`.
+        """
+        self.require_open()
         # Of the settings, Spark requires this one; the others are about state.
         first = FIRST_BATCH | {"conf": {PARTITIONS: self._spark.conf.get(PARTITIONS)}}
         CheckpointLogs(name, self._files(name)).append(ends, first)
@@ -208,6 +215,15 @@ class Checkpoints:
             done |= {each.place: each.end for each in ranges}
             self.commit(name, done)
             limit = size
+
+    def close(self) -> None:
+        """Commit nothing from now on: another leader may go on from these checkpoints."""
+        self._is_closed = True
+
+    def require_open(self) -> None:
+        """Raise KafkaError after `close`: a query that is still being started must not run."""
+        if self._is_closed:
+            raise KafkaError("the lead was lost while the query was started")
 
     def topic_ids(self, name: str) -> Mapping[str, str]:
         """Return the ids of the topics that the query's checkpoint was inspected with."""
@@ -280,8 +296,8 @@ class CheckpointLogs:
             return "none of its batches can be read"
         if not planned:
             # Spark refuses a first batch where a file is left that was never finished.
-            for folder in (PLANNED, DONE):
-                self._files.delete(folder)
+            for each in (PLANNED, DONE, METADATA):
+                self._files.delete(each)
         if planned and not _is_json(self._files.read(METADATA) or b""):
             return f"its {METADATA} cannot be read"
         for name in self._initial():

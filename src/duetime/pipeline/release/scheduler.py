@@ -275,9 +275,11 @@ class ReleaseScheduler(Generic[ClaimT]):
             for group in self._portions(started):
                 self._release_late(group, now_ms)
 
-        # Claims that were started before take longer, to read back: the others go first.
+        # Claims that were started before take longer, to read back: the others go first. All in one
+        # pool then: a wait for jobs of another pool that was shut down would never end.
         if started := [each for each in late if each.started_ms is not None]:
-            jobs.append(self._repeats.submit(release_started, jobs[:]))
+            pool = self._background if jobs else self._repeats
+            jobs.append(pool.submit(release_started, jobs[:]))
         return [*jobs, *cascades]
 
     def _note(self, claims: Sequence[ClaimT], now_ms: int) -> None:
