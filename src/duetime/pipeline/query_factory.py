@@ -257,20 +257,10 @@ class QueryFactory:
         settings = self._settings
         places = [at for topic in topics for at in self._offsets.readable_partitions(topic)]
         starts = self._offsets.starts(places)
-        if reached is not None:
-            # Lanes are deleted up to their progress, and real time begins at no deleted record.
-            self._checkpoints.advance(name, reached, starts)
-        begin = starting or self._checkpoints.done(name)
-        begin = {at: max(start, begin.get(at, 0)) for at, start in starts.items()}
+        # Lanes are deleted up to their progress.
+        begin = self._checkpoints.advance(name, starts, starting=starting, reached=reached)
         self._recover(name, begin, recovery, committed_only=committed_only)
-        read = partial(
-            read_stream,
-            self._spark,
-            settings,
-            topics,
-            committed_only=committed_only,
-            starting=starting,
-        )
+        read = partial(read_stream, self._spark, settings, topics, committed_only=committed_only)
         run = None
         if reached is not None:
             run = self._progress.begin_run(name, self._checkpoints.topic_ids(name))

@@ -68,22 +68,18 @@ def read_stream(  # noqa: PLR0913 (each by its name)
     *,
     batch: int | None = None,
     committed_only: bool = False,
-    starting: Mapping[Partition, int] | None = None,
     group_prefix: str | None = None,
 ) -> DataFrame:
     """Return an endless read of whole topics, with the columns of RECORD.
 
     It is for real time, or for batches of at most `batch` records. A query without a checkpoint
-    begins at the offsets of `starting`, by default at the earliest record. The names of its
-    consumers' groups begin with `group_prefix`, or as Spark has it.
+    begins at the earliest record. The names of its consumers' groups begin with `group_prefix`, or
+    as Spark has it.
     """
-    begin = "earliest"
-    if starting is not None:
-        begin = offsets_json(each for each in starting.items() if each[0][0] in topics)
     wait_ms = IDLE_WAIT_MS if batch is None else BATCH_WAIT_MS
     options = _source_options(settings, wait_ms, committed_only=committed_only) | {
         "subscribe": ",".join(topics),
-        "startingOffsets": begin,
+        "startingOffsets": "earliest",
         # If retention removed records while the query was down, continue with the rest. `duetime
         # topics` refuses settings under which this would happen unnoticed.
         "failOnDataLoss": "false",

@@ -90,7 +90,7 @@ class Query:
     def advance(self, offset, start=0):
         """Of its first partition, which has all records."""
         place = self.topic, 0
-        self.checkpoints.advance(QUERY, {place: offset}, {place: start})
+        self.checkpoints.advance(QUERY, {place: start}, reached={place: offset})
 
     def batches(self, first, size):
         """The recovery of its first partition, batch by batch."""

@@ -166,19 +166,28 @@ class Checkpoints:
         self._noted[name] = there
 
     def advance(
-        self, name: str, reached: Mapping[Partition, int], starts: Mapping[Partition, int]
-    ) -> None:
-        """Let a query without state go on from offsets that it has reached since its last commit.
+        self,
+        name: str,
+        starts: Mapping[Partition, int],
+        *,
+        starting: Mapping[Partition, int] | None = None,
+        reached: Mapping[Partition, int] | None = None,
+    ) -> dict[Partition, int]:
+        """Let a query without state go on from where it has got to; return these offsets.
 
-        Nor does it go on before its partitions' `starts`, where a real-time query fails. A batch
-        that was begun and not committed is forgotten: it may be half an hour of records.
+        That is its last commit, or the `starting` offsets of a new checkpoint, and what it has
+        `reached` since. Nor does it go on before its partitions' `starts`, where a real-time query
+        fails. A batch that was begun and not committed is forgotten: it may be half an hour of
+        records. Without a commit or starting offsets, nothing is known of what it has reached.
         """
         logs = CheckpointLogs(name, self._files(name))
-        done, planned = logs.done(), logs.planned()
-        known = done | {at: max(offset, done.get(at, 0)) for at, offset in reached.items()}
-        ends = {at: max(offset, starts.get(at, 0)) for at, offset in known.items()}
-        if done and not ends == done == planned:
-            self.commit(name, ends)
+        done = logs.done()
+        known = starting or done
+        ahead = (reached or {}) if known else {}
+        begin = {at: max(start, known.get(at, 0), ahead.get(at, 0)) for at, start in starts.items()}
+        if not begin == done == logs.planned():
+            self.commit(name, begin)
+        return begin
 
     def done(self, name: str) -> dict[Partition, int]:
         """Return the offsets that a query's last committed batch ends with, or that it began with.
