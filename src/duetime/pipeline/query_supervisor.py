@@ -49,7 +49,7 @@ KAFKA_ERRORS = (
 )
 
 #: Errors after which a record may be written later: the broker's answer is not known.
-UNANSWERED = ("Expiring", "TimeoutException", "NetworkException", "DisconnectException")
+UNKNOWN_OUTCOMES = ("Expiring", "TimeoutException", "NetworkException", "DisconnectException")
 
 #: The error of a query whose producer has given up records.
 NOT_DELIVERED = DuetimeError("records could not be delivered in time")
@@ -339,7 +339,7 @@ def is_answer(error: Exception) -> bool:
         return False
     text = str(error)
     is_kafkas = any(each in text for each in KAFKA_ERRORS)
-    return is_kafkas and not any(each in text for each in UNANSWERED)
+    return is_kafkas and not any(each in text for each in UNKNOWN_OUTCOMES)
 
 
 def _stop(query: StreamingQuery) -> None:

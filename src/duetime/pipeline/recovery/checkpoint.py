@@ -189,13 +189,6 @@ class Checkpoints:
             self.commit(name, begin)
         return begin
 
-    def done(self, name: str) -> dict[Partition, int]:
-        """Return the offsets that a query's last committed batch ends with, or that it began with.
-
-        Empty without a checkpoint.
-        """
-        return CheckpointLogs(name, self._files(name)).done()
-
     def commit(self, name: str, ends: Mapping[Partition, int]) -> None:
         """Let a query without state, which is not running, go on from these offsets.
 
