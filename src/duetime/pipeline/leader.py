@@ -9,6 +9,8 @@ has just been started does one thing well.
 
 import json
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
@@ -68,6 +70,9 @@ DELIVERED_RETENTION_MS = 3_600_000
 #: Retention of records of the lanes, in ms: the rest is found where they went.
 LANES_KEPT_MS = 180_000
 
+#: The interval in which records that a query has read are deleted, in seconds.
+DELETION_INTERVAL_S = 10.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineContext:
@@ -116,6 +121,8 @@ class Leader:
         self._to_stop = ExitStack()
         self._schedulers: list[ReleaseScheduler[Any]] = []
         self._probers: ProberSet | None = None
+        #: By query, when its records were deleted last, in seconds of the monotonic clock.
+        self._deleted_s = defaultdict[str, float](lambda: float("-inf"))
 
     @property
     def stuck_path(self) -> str | None:
@@ -294,10 +301,17 @@ class Leader:
             return []
 
     def _on_healthy(self, name: str, query: StreamingQuery) -> None:
-        """Publish a running query's last batch, and delete records that it has committed."""
-        now_ms = self._context.clock.now_ms()
+        """Publish a running query's last batch; now and then, delete what it has committed."""
         if self._settings.metrics_port:
             note_batch(name, query)
+        now_s = time.monotonic()
+        if now_s - self._deleted_s[name] >= DELETION_INTERVAL_S:
+            self._deleted_s[name] = now_s
+            self._delete_read(name, query)
+
+    def _delete_read(self, name: str, query: StreamingQuery) -> None:
+        """Delete the records of internal topics that a query has committed, once they are old."""
+        now_ms = self._context.clock.now_ms()
         kept_since_ms = now_ms - DELIVERED_RETENTION_MS
         reached: Mapping[Partition, int] = {}
         if name == LANES:

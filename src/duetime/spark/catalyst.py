@@ -171,9 +171,13 @@ def cache_functions(jvm: Any) -> None:  # noqa: ANN401 (py4j's view of the JVM h
 def java_array(*given: Any, of: str = "Object") -> Any:  # noqa: ANN401 (py4j has no types)
     """Return an array of a class of java.lang; a method called by reflection takes Object[]."""
     gateway: Any = SparkContext._gateway  # noqa: SLF001 (PySpark's only way to it)
-    values = gateway.new_array(java_class(SparkContext._jvm, f"java.lang.{of}"), len(given))  # noqa: SLF001 (PySpark's only way to it)
+    java = SparkContext._jvm  # noqa: SLF001 (PySpark's only way to it)
+    values = gateway.new_array(java_class(java, f"java.lang.{of}"), len(given))
+    # As an item of py4j's array, each would take two calls.
+    array = java_class(java, "java.lang.reflect.Array")
     for position, each in enumerate(given):
-        values[position] = each
+        if each is not None:
+            array.set(values, position, each)
     return values
 
 

@@ -51,13 +51,10 @@ class ProducerPool:
         """Close all producers."""
         self._public.reset()
 
-    def ids(self, client_id: str) -> list[str]:
-        """Return the pool's own ids of the producers that have a client id."""
-        return [
-            each.producer().id()
-            for each in self._entries()
-            if self._fields.readField(each.producer().producer(), "clientId", True) == client_id
-        ]
+    def holds(self, pooled: Any) -> bool:  # noqa: ANN401 (py4j has no types)
+        """Return whether sinks of a producer's options have this one, and no other."""
+        entry = self._pool.getAsMap().get(pooled.cacheKey())
+        return bool(entry.isDefined() and entry.get().producer().id() == pooled.id())
 
     def has_id(self, pooled: Any) -> bool:  # noqa: ANN401 (py4j has no types)
         """Return whether the broker has given a producer its id."""
@@ -104,8 +101,7 @@ class HeldProducer:
 
     def __init__(self, pool: ProducerPool, options: Mapping[str, str]) -> None:
         """Hold the producer of a sink with these options, before it has its first row."""
-        self._pool, self._client_id = pool, options["kafka.client.id"]
-        self._pooled = pool.acquire(options)
+        self._pool, self._pooled = pool, pool.acquire(options)
         self._producer = self._pooled.producer()
         self._errors = pool.errors(self._pooled)
         self._errors_before: float | None = None
@@ -133,7 +129,7 @@ class HeldProducer:
                 not self._pool.is_broken(self._pooled)
                 and self._errors.metricValue() == self._errors_before
                 # After it was closed, the sink's rows go to another producer.
-                and self._pool.ids(self._client_id) == [self._pooled.id()]
+                and self._pool.holds(self._pooled)
             )
         except Py4JJavaError:
             # It is closed.

@@ -9,6 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
@@ -210,6 +211,8 @@ class JvmBeans:
         # The server's class is internal to Java, where py4j has no access: call by reflection.
         interface = java_class(java, "java.lang.Class").forName("javax.management.MBeanServer")
         self._methods = {each.getName(): each for each in interface.getMethods()}
+        # An array takes a call for each item.
+        self._attributes = cache(partial(java_array, of="String"))
 
     def keys(self, pattern: str) -> list[dict[str, str]]:
         """Return the keys in the name of each bean that matches a pattern, in one call."""
@@ -218,7 +221,7 @@ class JvmBeans:
 
     def read(self, pattern: str, attributes: Sequence[str]) -> Iterator[Bean]:
         """Yield keys and attributes of each bean that matches a pattern."""
-        wanted = java_array(*attributes, of="String")
+        wanted = self._attributes(*attributes)
         for name in self._invoke("queryNames", self._name(pattern), None).toArray():
             # As text, in one call. A bean that is just being registered lacks attributes.
             found = self._invoke("getAttributes", name, wanted).toString()

@@ -55,10 +55,10 @@ def test_failed_messages_are_kept_until_the_last_retry_and_then_deleted(settings
             _context=SimpleNamespace(clock=clock), _settings=settings, _wheel=store
         )
         start = lambda: store._offsets.starts([place])[place]  # noqa: E731 (asked again)
-        Leader._on_healthy(leader, RETRIES, query)
+        Leader._delete_read(leader, RETRIES, query)
         clock.ms += settings.retry_backoff_max_ms - 60_000
-        Leader._on_healthy(leader, RETRIES, query)
+        Leader._delete_read(leader, RETRIES, query)
         assert start() == 0
         clock.ms += 120_000
-        Leader._on_healthy(leader, RETRIES, query)
+        Leader._delete_read(leader, RETRIES, query)
         eventually(lambda: start() == 2)

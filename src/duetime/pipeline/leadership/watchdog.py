@@ -18,7 +18,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from duetime.core.threads import PeriodicThread
-from duetime.spark import catalyst
+from duetime.spark.catalyst import java_array
 from duetime.spark.session import JVM_ERRORS, jvm
 
 log = logging.getLogger(__name__)
@@ -104,22 +104,27 @@ class PosixTimer:
         event.clear()
         event.setInt(self.SIGEV_SIGNO, int(SIGKILL))
         place = self._jna.Memory(self.POINTER_BYTES)
-        self._call("timer_create", self.CLOCK_MONOTONIC, event, place)
-        self._timer = place.getPointer(0)
+        _call(self._function("timer_create"), java_array(self.CLOCK_MONOTONIC, event, place))
         self._when = self._jna.Memory(self.ITIMERSPEC_BYTES)
         self._when.clear()
+        # Looked up once: it is called ten times a second.
+        self._settime = self._function("timer_settime")
+        self._given = java_array(place.getPointer(0), self.TIMER_ABSTIME, self._when, None)
 
     def set(self, instant_s: float) -> None:
         """Fire at an instant of the monotonic clock, in seconds; 0 is never."""
         seconds, part_s = divmod(instant_s, 1)
         self._when.setLong(self.IT_VALUE_S, int(seconds))
         self._when.setLong(self.IT_VALUE_NS, int(part_s * 1e9))
-        self._call("timer_settime", self._timer, self.TIMER_ABSTIME, self._when, None)
+        _call(self._settime, self._given)
 
-    def _call(self, name: str, *given: Any) -> None:  # noqa: ANN401 (what C and Java take)
-        function = self._jna.NativeLibrary.getProcess().getFunction(name)
-        if function.invokeInt(catalyst.java_array(*given)):
-            raise OSError(f"{name} failed")
+    def _function(self, name: str) -> Any:  # noqa: ANN401 (py4j has no types)
+        return self._jna.NativeLibrary.getProcess().getFunction(name)
+
+
+def _call(function: Any, given: Any) -> None:  # noqa: ANN401 (what C and Java take)
+    if function.invokeInt(given):
+        raise OSError(f"{function.getName()} failed")
 
 
 def _posix_timer(spark: SparkSession) -> PosixTimer | None:
