@@ -1,0 +1,222 @@
+"""The lease under any order of heartbeats, reads, fences and pauses: one holds it at a time.
+
+The rules of `Leadership` are real, and each member follows them in the order of the election. A
+member that stands still takes no steps. Each has a clock of its own.
+"""
+
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import pytest
+from hypothesis import Phase
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from duetime.kafka.leadership import HEARTBEAT_S, IS_WARM, Heartbeat, Leadership
+
+TAKEOVER_S = 1.5
+
+#: After the last fault, one leads within this time, in seconds.
+PATIENCE_S = 15.0
+
+ALL = frozenset(range(3))
+MEMBERS = st.sampled_from(sorted(ALL))
+
+
+@dataclass
+class Member:
+    """A process: what it has read, its fence, and the heartbeat that it is just writing."""
+
+    name: str
+    clock_s: float
+    is_warm: bool
+    view: Leadership = None
+    position: int = 0
+    number: int = 0
+    #: The next of its steps.
+    step: int = 0
+    #: The epoch of its fence, and its first heartbeat after that.
+    epoch: int | None = None
+    fenced_at: int = 0
+    is_leading: bool = False
+    #: When its write began, by its clock, and the heartbeat.
+    writing: tuple[float, Heartbeat] | None = None
+    #: Until when it sends, by its clock.
+    until_s: float = 0.0
+
+
+class LeaseStates(RuleBasedStateMachine):
+    """Three members, their log, and the epoch of the leaders' transactional id."""
+
+    def __init__(self):
+        super().__init__()
+        self.now_s, self.log, self.epoch = 1_000.0, [], 0
+        self.members = []
+
+    @initialize(warm=st.lists(st.booleans(), min_size=3, max_size=3))
+    def start(self, warm):
+        for number, (name, is_warm) in enumerate(zip("abc", warm, strict=True)):
+            member = Member(name, number * 7_777.0, is_warm)
+            self.members.append(member)
+            self.join(member)
+        self.go_on(ALL, 150)
+
+    def now(self, member):
+        return self.now_s + member.clock_s
+
+    def join(self, member):
+        member.view = Leadership(member.name, TAKEOVER_S, self.now(member))
+        member.position = 0
+        if not self.log:
+            member.view.note_empty_log(self.now(member))
+
+    def heartbeat(self, member, lease_s):
+        member.number += 1
+        told = Heartbeat(
+            member=member.name,
+            name=member.name,
+            number=member.number,
+            lease_ms=None if lease_s is None else int(lease_s * 1_000),
+            status={IS_WARM: member.is_warm},
+        )
+        return Heartbeat.decode(told.encode())
+
+    def step_down(self, member):
+        member.epoch, member.is_leading, member.writing, member.until_s = None, False, None, 0.0
+
+    def read(self, member):
+        for each in self.log[member.position :]:
+            member.position += 1
+            member.view.hear(each, self.now(member))
+        if member.epoch is not None and member.view.has_other_leader(member.fenced_at):
+            self.step_down(member)
+
+    def write_as_standby(self, member):
+        if not member.is_leading:
+            self.log.append(self.heartbeat(member, None))
+
+    def fence(self, member):
+        if member.epoch is None and member.view.may_fence(self.now(member)):
+            self.epoch += 1
+            member.epoch, member.fenced_at = self.epoch, member.number + 1
+            self.write_as_standby(member)
+
+    def begin(self, member):
+        now_s = self.now(member)
+        if member.epoch is None or member.writing:
+            return
+        if member.is_leading or member.view.may_lead(member.fenced_at, now_s):
+            member.is_leading = True
+            lease_s = member.view.lease_s(now_s)
+            member.writing = now_s, self.heartbeat(member, lease_s)
+            # Others see it before it is committed, and also if it never is.
+            self.log.append(member.writing[1])
+
+    def commit(self, member):
+        if not member.writing:
+            return
+        if member.epoch != self.epoch:
+            self.step_down(member)
+            return
+        (begun_s, told), member.writing = member.writing, None
+        member.until_s = begun_s + told.lease_ms / 1_000
+
+    STEPS = (read, write_as_standby, fence, begin, commit)
+
+    def is_about_to(self, member, step):
+        """Return whether its next step is this one, and makes a difference."""
+        if self.STEPS[member.step].__name__ != step:
+            return False
+        if step == "fence":
+            return member.epoch is None and member.view.may_fence(self.now(member))
+        return bool(member.writing) if step == "commit" else member.epoch is not None
+
+    def go_on(self, numbers, steps, until=None):
+        """Let these members take so many steps each, or until one is about to take a step."""
+        for _ in range(steps):
+            self.now_s += HEARTBEAT_S / len(self.STEPS)
+            for number in sorted(numbers):
+                member = self.members[number]
+                if until and number == until[0] and self.is_about_to(member, until[1]):
+                    return
+                self.STEPS[member.step](self, member)
+                member.step = (member.step + 1) % len(self.STEPS)
+                self.one_holds_the_lease_at_a_time()
+
+    @rule(numbers=st.sets(MEMBERS), steps=st.sampled_from([1, 3, 40, 150]))
+    def some_stand_still(self, numbers, steps):
+        self.go_on(numbers, steps)
+
+    @rule(
+        first=MEMBERS,
+        second=MEMBERS,
+        step=st.sampled_from(["fence", "begin", "commit"]),
+        steps=st.sampled_from([1, 3, 5, 10, 150]),
+    )
+    def one_stands_still_then_the_other(self, first, second, step, steps):
+        """The second stops just before a step that the pause of the first made it take."""
+        self.go_on(ALL - {first}, 150, until=(second, step))
+        self.go_on(ALL - {second}, steps)
+
+    @rule(number=MEMBERS)
+    def give_the_lead_back(self, number):
+        member = self.members[number]
+        if member.is_leading and not member.writing:
+            member.until_s = 0.0
+            self.log.append(self.heartbeat(member, 0))
+            self.step_down(member)
+
+    @rule(number=MEMBERS)
+    def start_again(self, number):
+        """Kill one, which sends nothing any more: the new process is another member."""
+        member = self.members[number]
+        self.step_down(member)
+        member.name += "'"
+        self.join(member)
+
+    @invariant()
+    def one_holds_the_lease_at_a_time(self):
+        held = [each.name for each in self.members if self.now(each) < each.until_s]
+        assert len(held) <= 1, held
+
+    def teardown(self):
+        """Without faults, one leads soon."""
+        if self.members:
+            self.go_on(ALL, int(PATIENCE_S / HEARTBEAT_S) * len(self.STEPS))
+            assert any(self.now(each) < each.until_s for each in self.members)
+
+
+def run(**options):
+    fixed = {"deadline": None, "derandomize": True, "database": None}
+    steps = {"max_examples": 150, "stateful_step_count": 10}
+    run_state_machine_as_test(
+        LeaseStates, settings=hypothesis_settings(**fixed, **steps, **options)
+    )
+
+
+def test_one_holds_the_lease_at_a_time_and_one_leads_after_the_faults():
+    run()
+
+
+def leads_before_the_lease_has_ended(self, fenced_at, _now_s):
+    return self.has_read(fenced_at)
+
+
+def leads_before_it_has_read_up_to_its_fence(self, _fenced_at, now_s):
+    return now_s >= self._leases_end_s
+
+
+@pytest.mark.parametrize(
+    "mutant", [leads_before_the_lease_has_ended, leads_before_it_has_read_up_to_its_fence]
+)
+def test_a_member_that_leads_too_soon_is_caught(mutant):
+    first_only = {"phases": [Phase.generate], "report_multiple_bugs": False}
+    with patch.object(Leadership, "may_lead", mutant), pytest.raises(AssertionError):
+        run(**first_only)
