@@ -37,7 +37,7 @@ from duetime.kafka.connection import ensure_intake_topics
 from duetime.local.jars import pipeline_jars
 from duetime.pipeline.delivery.rows import ErrorCase, SinkRow, first_error
 from duetime.pipeline.intake.canonical_request import CanonicalRequest, validation_errors
-from duetime.pipeline.intake.native_envelope import bad_expiry
+from duetime.pipeline.intake.envelopes import bad_expiry
 from duetime.pipeline.release.job import RECORD_TYPE, RowReader
 from duetime.spark.columns import HEADERS_TYPE, header, record_bytes, scheduled_text
 from duetime.spark.kafka_io import read_ranges, sink_options

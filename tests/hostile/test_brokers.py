@@ -29,8 +29,7 @@ from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.descriptions import describe_topic_ids
 from duetime.kafka.heartbeats import MemberReader
 from duetime.kafka.leadership import IS_WARM
-from duetime.local.broker import ROOM_MIB, LocalBroker
-from duetime.local.cluster import REPLICATED, Node, new_cluster, started
+from duetime.local.broker import REPLICATED, ROOM_MIB, LocalBroker, Node, new_cluster, started
 from duetime.local.network import Proxy
 from duetime.local.process import free_port
 

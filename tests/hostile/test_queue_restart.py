@@ -14,7 +14,7 @@ from tests.support.processes import running
 from duetime.kafka.connection import librdkafka_properties
 from duetime.pipeline.faults import Point
 from duetime.queue import Queue
-from duetime.queue.markers import END_VALUE, MarkerKey, start_value
+from duetime.queue.message import END_VALUE, MarkerKey, start_value
 
 pytestmark = pytest.mark.timeout(1_200)
 

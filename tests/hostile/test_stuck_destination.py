@@ -9,7 +9,7 @@ from tests.support.topics import configure
 
 from duetime.client.producer import Producer
 from duetime.core.messages import MessageId
-from duetime.pipeline.delivery import topic_settings
+from duetime.kafka import descriptions
 
 pytestmark = pytest.mark.timeout(1_200)
 
@@ -32,7 +32,7 @@ def live(down, tmp_path_factory, _jvm_ends_well):
     found = down(tmp_path_factory.mktemp("checkpoint"))
     with pytest.MonkeyPatch.context() as patch, with_topics(found):
         # What is changed once a topic is known is found out by being refused.
-        patch.setattr(topic_settings, "SETTINGS_INTERVAL_S", 3_600.0)
+        patch.setattr(descriptions, "SETTINGS_INTERVAL_S", 3_600.0)
         with led(found):
             await_first_messages(found, WAYS_S)
             # The first load on a cold JVM is late by itself.

@@ -12,10 +12,9 @@ from tests.simulation.spark import ERRORS, INTAKE, LANES, SETTINGS, Jvm, Query, 
 from tests.simulation.world import Pool, Process, wait_all
 
 from duetime.core import threads
-from duetime.pipeline.leadership import watchdog
+from duetime.pipeline.leadership import lease
 from duetime.pipeline.leadership.election import Election
-from duetime.pipeline.leadership.lease import lease_name
-from duetime.pipeline.leadership.watchdog import Watchdog
+from duetime.pipeline.leadership.lease import Watchdog, lease_name
 from duetime.pipeline.release import cascades, scheduler
 from duetime.pipeline.release.scheduler import ReleaseScheduler
 from duetime.pipeline.service import CHECK_INTERVAL_S, LEAD_RETRY_S
@@ -165,7 +164,7 @@ class Timer:
 def patch_pipeline(monkeypatch, world, kafka, brokers):
     """Have the real parts run in this world."""
     patch_election(monkeypatch, world, brokers)
-    for module in (scheduler, wheel_store, watchdog, threads):
+    for module in (scheduler, wheel_store, lease, threads):
         monkeypatch.setattr(module, "time", world.time)
     for module in (scheduler, threads):
         monkeypatch.setattr(module, "threading", world.threading)
@@ -177,4 +176,4 @@ def patch_pipeline(monkeypatch, world, kafka, brokers):
     monkeypatch.setattr(scheduler, "wait", wait_all)
     monkeypatch.setattr(scheduler, "reach", lambda _: world.step("job"))
     monkeypatch.setattr(wheel_store, "Offsets", lambda _, group: Offsets(kafka, group))
-    monkeypatch.setattr(watchdog, "_posix_timer", Timer)
+    monkeypatch.setattr(lease, "_posix_timer", Timer)

@@ -1,7 +1,7 @@
 """A model of what Spark does for the pipeline, in a simulated world.
 
 The release job, the queries of intake and lanes, and what they read back, as the docstrings of
-`duetime.pipeline.release.job`, `lanes` and `recovery.deduplicator` say.
+`duetime.pipeline.release.job`, `delivery.relays` and `recovery.deduplicator` say.
 """
 
 from collections import defaultdict

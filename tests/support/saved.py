@@ -2,7 +2,7 @@
 
 from duetime.core import headers as H
 from duetime.core.messages import MessageId
-from duetime.stores.record_codec import Record, Row, pack, record_name
+from duetime.stores.row_store import Record, Row, pack, record_name
 
 NOW_MS = 1_800_000_000_000
 

@@ -11,13 +11,7 @@ from typing import Self
 
 from duetime.api.dispatcher import Dispatcher
 from duetime.api.errors import of_error
-from duetime.client.http_models import (
-    Answer,
-    PendingCounts,
-    PipelineStatus,
-    SlotCount,
-    Totals,
-)
+from duetime.client.http_models import Answer, PendingCounts, PipelineStatus, SlotCount, Totals
 from duetime.client.status import StatusReader, TotalsReader
 from duetime.core.clock import Clock
 from duetime.core.errors import DuetimeError, StoreError

@@ -60,7 +60,7 @@ from duetime.kafka.consumer_group import leave
 from duetime.kafka.range_reader import headers_of
 from duetime.local.process import HOST, free_port
 from duetime.queue import Queue
-from duetime.queue.markers import REDELIVERY_COUNT, MarkerKey, decoded_count, decoded_timeout
+from duetime.queue.message import REDELIVERY_COUNT, MarkerKey, decoded_count, decoded_timeout
 
 
 def delayed(  # noqa: PLR0913 (the options of a command)

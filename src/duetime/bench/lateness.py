@@ -2,6 +2,7 @@
 
 lateness          a steady load to one or several destinations
 lateness --stuck  the same, while another destination takes nothing
+outage            the same, while one of several brokers is killed or cut off from all networks
 flood             the same, while very many messages are due in one second
 pending           the same, without and with millions of pending messages in the wheel
 lookup            find, cancel and reschedule single messages in a slot with millions of others
@@ -10,16 +11,21 @@ lookup            find, cancel and reschedule single messages in a slot with mil
 import math
 import os
 import random
+import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import typer
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from duetime.bench.delivery import (
+    DISCOVERY_S,
     GRACE_S,
     deliver,
     deliver_before,
@@ -29,33 +35,59 @@ from duetime.bench.delivery import (
     running_pipeline,
 )
 from duetime.bench.loadgen import LoadPlan, parse_range, run_load, start_load
-from duetime.bench.outages import lateness_beside_stuck
 from duetime.bench.testbed import (
+    BROKER,
     DEFECTS,
     OTHER,
     Appends,
+    Brokers,
     Figures,
+    Outage,
+    destination,
+    open_brokers,
     open_testbed,
     percentiles,
     progress,
     rss_mb,
+    scratch,
     summed_up,
     timeline_of,
 )
 from duetime.client.cancellation import cancel_and_confirm
+from duetime.client.dead_letters import DeadLetterFilter, DeadLetters
 from duetime.client.rescheduling import reschedule
 from duetime.core.clock import SystemClock
 from duetime.core.errors import DuetimeError, KafkaError
 from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
+from duetime.core.threads import wait_until
 from duetime.core.topics import DAY_MS, TopicNames
+from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import Offsets
 from duetime.kafka.range_reader import RangeReader
+from duetime.local.broker import LocalBroker, Node, new_cluster
 from duetime.pipeline.release.slot_indexer import MIN_RECORDS
 from duetime.pipeline.service import Pipeline
 from duetime.spark.session import jvm_pid
 from duetime.stores.factory import open_reader
 from duetime.stores.slot_index import IndexReader
+
+#: A few messages for the stuck destination, messages a second and delays in ms: a fifth are due at
+#: once, the others in lanes and in the wheel. Delivery is given up within seconds.
+STUCK_RATE, STUCK_DELAY_MS = 2, (-2_000, 8_000)
+STUCK_RETRIES: dict[str, Any] = {"max_delivery_attempts": 3, "retry_backoff_ms": 500}
+
+#: How long the last of them may take to become a dead letter, in seconds.
+STUCK_GRACE_S = 60.0
+
+#: Topic settings under which a broker refuses each timestamp outside its own millisecond.
+REFUSING = {"message.timestamp.type": "CreateTime", "message.timestamp.before.max.ms": "0"}
+
+#: The second node: it leads only the destination that loses its leader.
+SECOND = 2
+
+#: When it dies under load, in seconds from the start of the load.
+DEATH_S = 10.0
 
 
 def lateness(  # noqa: PLR0913 (the options of a command)
@@ -247,3 +279,137 @@ def _ask_all(settings: Settings, ids: list[MessageId], unknown: list[MessageId])
                 figures["wrong"] += is_wrong
             figures |= percentiles(took_ms, ("p50", "p99", "max"), f"{name}_")
     return figures
+
+
+def lateness_beside_stuck(mode: str, plan: LoadPlan, warm_up_s: float) -> Figures:
+    """Send the plan to one topic, and a few messages to a destination that takes nothing.
+
+    `mode` is why: `leaderless`, `refusing` or `missing`; or its broker is `dying` under the load,
+    and comes back after it. Raises SetupError.
+    """
+    with _two_brokers() as (settings, second), running_pipeline(settings):
+        deliver_before(settings, plan, warm_up_s)
+        topic = _stuck_destination(settings, second, mode)
+        # A topic that is missing or leaderless takes none.
+        arrived = Appends(settings, [topic] if mode in {"refusing", "dying"} else [])
+        time.sleep(DISCOVERY_S)
+        if mode == "dying":
+            threading.Timer(DISCOVERY_S + DEATH_S, second.kill).start()
+        options = {"delay_ms": STUCK_DELAY_MS, "destinations": (topic,), "label": "stuck"}
+        stuck = LoadPlan.steady(STUCK_RATE, plan.messages / plan.rate, **options)
+        with start_load(settings, stuck) as load:
+            figures, _ = measured(settings, plan, "others")
+            load()
+        if mode == "dying":
+            second.start()
+        progress("waiting until all messages for the stuck destination are dead letters ...")
+
+        def reasons() -> Counter[str]:
+            found = DeadLetters(settings).select(DeadLetterFilter(topic=topic))
+            return Counter(each.reason.replace("-", "_") for each in found)
+
+        wait_until(lambda: reasons().total() + arrived.count() >= stuck.messages, STUCK_GRACE_S)
+        dead = reasons()
+        # Records are delivered that arrive within their own millisecond.
+        counts = {"sent": stuck.messages, "dead": dead.total(), "delivered": arrived.count()}
+        return figures | {f"stuck_{name}": count for name, count in (counts | dead).items()}
+
+
+@contextmanager
+def _two_brokers() -> Iterator[tuple[Settings, LocalBroker]]:
+    """A temporary cluster: a node with all topics, and a second one that is not started."""
+    with scratch() as directory:
+        nodes = Node(properties=BROKER), Node(is_controller=False)
+        first, second = new_cluster(directory, nodes)
+        with first, open_testbed(None, brokers=Brokers([first]), **STUCK_RETRIES) as settings:
+            try:
+                yield settings, second
+            finally:
+                second.kill()
+
+
+def _stuck_destination(settings: Settings, second: LocalBroker, mode: str) -> str:
+    topic, admin = destination(settings, "stuck"), AdminClient(librdkafka_properties(settings))
+
+    def is_leaderless() -> bool:
+        partition = admin.list_topics(topic, timeout=GRACE_S).topics[topic].partitions.get(0)
+        return partition is not None and partition.leader < 0
+
+    if mode == "refusing":
+        admin.create_topics([NewTopic(topic, 1, config=REFUSING)])[topic].result()
+    elif mode != "missing":
+        second.start()
+        admin.create_topics([NewTopic(topic, 1, replica_assignment=[[SECOND]])])[topic].result()
+    if mode == "leaderless":
+        second.kill()
+        progress("waiting until the destination has no leader ...")
+        wait_until(is_leaderless, math.inf)
+    return topic
+
+
+#: When the outage begins, and how long the broker is away, in seconds from the start of the load.
+#: And the destinations: each broker leads some.
+BEGIN_S, AWAY_S, TOPICS = 10.0, 30.0, 6
+
+#: The interval at which leaders are asked for, in seconds.
+POLL_S = 0.2
+
+
+def outage(  # noqa: PLR0913 (the options of a command)
+    kafka: str | None,
+    *,
+    outage: Outage,
+    brokers: int,
+    rate: float,
+    seconds: float,
+    delay: str,
+    warm_up: float,
+) -> Figures:
+    """Send a steady load to several topics, and take one of the brokers away meanwhile.
+
+    The lateness is of messages that were due outside of the broker's *failover*: from its end until
+    the cluster has named other leaders. That of the others has the prefix. Raises SetupError.
+    """
+    if kafka:
+        raise typer.BadParameter("an outage needs temporary brokers: leave out --kafka")
+    plan = LoadPlan.steady(rate, seconds, delay_ms=parse_range(delay))
+    with (
+        open_brokers(brokers, outage) as cluster,
+        open_testbed(None, brokers=cluster) as settings,
+        running_pipeline(settings),
+    ):
+        deliver_before(settings, plan, warm_up, TOPICS)
+        failover_ms = list[int]()
+        away = threading.Thread(target=_take_away, args=(cluster, settings, failover_ms))
+        away.start()
+        figures, arrivals = measured(settings, plan, "run", TOPICS)
+        away.join()
+    begun_ms, ended_ms = failover_ms
+    during, others = list[int](), list[int]()
+    for each in arrivals:
+        (during if begun_ms <= each.due_ms < ended_ms else others).append(each.late_ms)
+    return {
+        **figures,
+        **percentiles(others),
+        "failover_s": round((ended_ms - begun_ms) / 1_000, 1),
+        **percentiles(during, ("p50", "max"), "failover_"),
+    }
+
+
+def _take_away(cluster: Brokers, settings: Settings, failover_ms: list[int]) -> None:
+    """Take the first broker away for a while; append when its failover began and ended."""
+    clock, admin = SystemClock(), AdminClient(librdkafka_properties(settings))
+    time.sleep(DISCOVERY_S + BEGIN_S)
+    failover_ms.append(clock.now_ms())
+    cluster.begin_outage(0)
+
+    def leaders() -> set[int]:
+        with suppress(KafkaException):
+            topics = admin.list_topics(timeout=1).topics.values()
+            return {part.leader for topic in topics for part in topic.partitions.values()}
+        return set()
+
+    wait_until(lambda: (found := leaders()) and not found & {1, -1}, AWAY_S, POLL_S)
+    failover_ms.append(clock.now_ms())
+    time.sleep(max(0.0, AWAY_S - (failover_ms[1] - failover_ms[0]) / 1_000))
+    cluster.end_outage(0)

@@ -35,8 +35,7 @@ from duetime.kafka.admin import create_topics
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import OffsetRange, Offsets
 from duetime.kafka.range_reader import RangeReader, fetched, headers_of
-from duetime.local.broker import LocalBroker
-from duetime.local.cluster import REPLICATED, Node, new_cluster, started
+from duetime.local.broker import REPLICATED, LocalBroker, Node, new_cluster, started
 from duetime.local.network import Namespace, Proxy, namespaces
 from duetime.local.process import HOST, GuardedProcess, free_port
 

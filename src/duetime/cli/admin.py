@@ -16,8 +16,17 @@ from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import ClusterMetadata
 from typer import Option
 
-from duetime.cli.options import Config, Json, Kafka, Store, connected, settings_from
-from duetime.cli.output import console, facts, when
+from duetime.cli.terminal import (
+    Config,
+    Json,
+    Kafka,
+    Store,
+    connected,
+    console,
+    facts,
+    settings_from,
+    when,
+)
 from duetime.client.status import RUNS
 from duetime.client.status import status as read_status
 from duetime.core import headers as H

@@ -21,8 +21,8 @@ from duetime.bench.testbed import (
     report,
 )
 from duetime.cli.logs import begin_log
-from duetime.cli.output import console, histogram, table
 from duetime.cli.run import PipelineThread, interruptible
+from duetime.cli.terminal import console, histogram, table
 from duetime.core.settings import Settings
 from duetime.core.threads import wait_until
 from duetime.local.jars import find_java, pipeline_jars

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from duetime.cli.options import (
+from duetime.cli.terminal import (
     BadInput,
     Config,
     Json,
@@ -17,10 +17,16 @@ from duetime.cli.options import (
     OnlyValue,
     Text,
     connected,
+    console,
+    facts,
     instant_option_ms,
     limit_option,
+    printable,
+    record_facts,
+    size,
+    table,
+    when,
 )
-from duetime.cli.output import console, facts, printable, record_facts, size, table, when
 from duetime.client.dead_letters import (
     DeadLetter,
     DeadLetterFilter,
@@ -39,7 +45,7 @@ from duetime.core.cron import Misfire
 from duetime.core.errors import InvalidMessage, escaped
 from duetime.core.schedules import Schedule
 from duetime.kafka.range_reader import headers_of
-from duetime.queue.markers import REDELIVERY_COUNT, decoded_count
+from duetime.queue.message import REDELIVERY_COUNT, decoded_count
 from duetime.queue.stats import peek as peek_queue
 from duetime.queue.stats import stats as queue_stats
 

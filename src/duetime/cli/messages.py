@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from duetime import client
-from duetime.cli.options import (
+from duetime.cli.terminal import (
     At,
     BadInput,
     Config,
@@ -25,11 +25,18 @@ from duetime.cli.options import (
     Store,
     Text,
     connected,
+    console,
+    facts,
+    histogram,
     instant_option_ms,
     limit_option,
+    printable,
+    record_facts,
     settings_from,
+    size,
+    table,
+    when,
 )
-from duetime.cli.output import console, facts, histogram, printable, record_facts, size, table, when
 from duetime.client.cancellation import find_pending
 from duetime.client.producer import Producer
 from duetime.core.clock import (

@@ -29,7 +29,7 @@ import typer
 from typer import Option
 
 from duetime.cli.logs import begin_log, end_log, logged
-from duetime.cli.options import (
+from duetime.cli.terminal import (
     BadInput,
     Config,
     Kafka,
@@ -37,10 +37,12 @@ from duetime.cli.options import (
     Store,
     Text,
     Verbose,
+    facts,
+    home_relative,
     port_option,
+    program,
     settings_from,
 )
-from duetime.cli.output import facts, home_relative, program
 from duetime.core.errors import (
     DuetimeError,
     KafkaError,

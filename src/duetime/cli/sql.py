@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument
 
-from duetime.cli.options import BadInput, Config, Json, Kafka, connected, limit_option
-from duetime.cli.output import console, printable, table
+from duetime.cli.terminal import (
+    BadInput,
+    Config,
+    Json,
+    Kafka,
+    connected,
+    console,
+    limit_option,
+    printable,
+    table,
+)
 from duetime.core.clock import format_instant, instant_ms
 from duetime.core.errors import DuetimeError, error_text
 

@@ -9,8 +9,8 @@ from typing import Any
 from confluent_kafka import OFFSET_INVALID, TopicPartition
 
 from duetime.core.clock import SystemClock
+from duetime.delayed.group import ConsumerOptions
 from duetime.delayed.index import Cursor
-from duetime.delayed.options import ConsumerOptions
 from duetime.delayed.partition import CommittedPosition, DelayedPartition, PartitionOpener
 from duetime.delayed.segments import NONE, Entries, in_order, joined, record_entries
 from duetime.kafka.offsets import Partition

@@ -24,14 +24,13 @@ from confluent_kafka import Message, TopicPartition
 from duetime.core import headers as H
 from duetime.core.clock import Clock, SystemClock
 from duetime.core.errors import KafkaError
-from duetime.delayed.options import ConsumerOptions
+from duetime.delayed.group import ConsumerOptions, DeliveryAttempts, RetryProducer
 from duetime.delayed.partition import (
     CommittedPosition,
     DelayedPartition,
     DueRecord,
     PartitionOpener,
 )
-from duetime.delayed.redelivery import DeliveryAttempts, RetryProducer
 from duetime.kafka.consumer_group import GroupMember
 from duetime.kafka.offsets import Partition
 from duetime.kafka.range_reader import headers_of

@@ -18,8 +18,8 @@ from confluent_kafka.admin import AdminClient
 
 from duetime.core.errors import KafkaError
 from duetime.core.metrics import DELAYED_REMOVED
+from duetime.delayed.group import ConsumerOptions
 from duetime.delayed.index import Cursor, DeliverAfterIndex, DueBatch, SegmentLimits
-from duetime.delayed.options import ConsumerOptions
 from duetime.delayed.segments import Entries, SegmentFiles, SegmentLost, joined, record_entries
 from duetime.kafka.descriptions import describe_topic_ids
 from duetime.kafka.offsets import Partition, runs

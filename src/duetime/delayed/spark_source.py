@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 
 from duetime.core.errors import ConfigError
 from duetime.delayed.batch_planner import BatchPlanner, EntryRange, Positions
-from duetime.delayed.options import PREFIX, ConsumerOptions
+from duetime.delayed.group import PREFIX, ConsumerOptions
 from duetime.delayed.partition import CacheBudget, CommittedPosition, RecordCache
 from duetime.delayed.segments import NONE, record_entries
 from duetime.kafka.offsets import Partition

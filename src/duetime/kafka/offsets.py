@@ -5,19 +5,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, repeat
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from confluent_kafka import (
-    OFFSET_INVALID,
-    Consumer,
-    IsolationLevel,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import (
     AclOperation,
@@ -285,9 +280,8 @@ class Offsets:
         found = set[Partition]()
         if not missing:
             return found
-        consumer = self._new_consumer()
         deadline_s = time.monotonic() + TIMEOUT_S
-        try:
+        with closing(self._new_consumer()) as consumer:
             consumer.assign(
                 [
                     TopicPartition(*place, at.offset, leader_epoch=at.leader_epoch)
@@ -306,8 +300,6 @@ class Offsets:
                     found.add(place)
                 if missing.pop(place, None):
                     consumer.incremental_unassign([TopicPartition(*place)])
-        finally:
-            consumer.close()
         return found
 
     def appended(self, topics: Iterable[str]) -> dict[str, int | None]:

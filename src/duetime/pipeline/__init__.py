@@ -21,13 +21,14 @@
 A message's way, in reading order:
 
     intake/       parse -> validate -> identify -> route: real-time queries, always running
-    delivery/     the router, its rows and delivery errors; topic metadata; isolation, outboxes
-    lanes         the real-time query of short delays
+    delivery/     the router, its rows and delivery errors; topic metadata; isolation; the relays,
+                  which are the real-time queries of lanes and outboxes
     release/      plans a job of each near slot every second, cascades far slots before their time,
                   and finds overdue messages; the job itself; the index of large slots
     retries       back-off and dead letters, in micro-batches
     schedules     each run of a schedule plans the next one, in micro-batches
-    redelivery/   messages that a queue's workers do not acknowledge, in micro-batches with state
+    tracker       in-flight messages of queues, in micro-batches with state; `redelivery` sends
+                  those again that workers do not acknowledge
     store_queries saves to another store than Kafka, and takes the expirations that it reports
     webhooks      failure callbacks, to hosts and addresses that `ssrf` allows
     recovery/     finishes the uncommitted work of a crash; reads back what is written already;
@@ -36,7 +37,7 @@ A message's way, in reading order:
 The modules that a message goes through, due in an hour:
 
     query_factory, intake.query                                        a running query
-    intake.native_envelope, intake.canonical_request                   a valid request with an id
+    intake.envelopes, intake.canonical_request                         a valid request with an id
     delivery.router, delivery.rows, delivery.delivery_errors           a row for a slot
     spark.columns, core.timer_wheel                                    its level and its slot
     leadership.lease, spark.kafka_io                                   the row is sent
@@ -46,7 +47,7 @@ The modules that a message goes through, due in an hour:
 What runs them:
 
     service          a process: starts Spark, warms up, leads or stands by, stops
-    leadership/      chooses the leader, whose lease every row checks; the watchdog of its JVM
+    leadership/      chooses the leader; the lease that every row checks, the watchdog of its JVM
     leader           starts and stops everything that delivers while this process leads
     query_factory    builds each query, after recovery; `query_supervisor` restarts it
     monitoring/      metrics, probes and warm-up

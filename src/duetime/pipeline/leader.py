@@ -16,7 +16,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -42,24 +42,27 @@ from duetime.pipeline import (
 from duetime.pipeline.delivery.destinations import TopicMetadataCache
 from duetime.pipeline.delivery.isolation import FailedDestinations, RecordSender
 from duetime.pipeline.delivery.transactional import TransactionalDelivery
-from duetime.pipeline.leadership.watchdog import Watchdog
+from duetime.pipeline.leadership.lease import Watchdog
 from duetime.pipeline.monitoring.exporter import MetricsExporter, TransactionWatch, note_batch
 from duetime.pipeline.monitoring.prober import ProberSet
 from duetime.pipeline.query_factory import QueryFactory
 from duetime.pipeline.query_supervisor import QuerySupervisor
 from duetime.pipeline.recovery.progress import ProgressKeeper
 from duetime.pipeline.recovery.read_back import DeliveryLog
-from duetime.pipeline.redelivery.tracker import WakeUpTimer
 from duetime.pipeline.release.job import ReleaseJob
 from duetime.pipeline.release.scheduler import ReleaseScheduler
 from duetime.pipeline.release.slot_indexer import SlotIndexing
-from duetime.pipeline.store_queries import SAVED_KEPT_MS, ExpiringStore, expiration_handler
+from duetime.pipeline.store_queries import SAVED_KEPT_MS, expiration_handler
+from duetime.pipeline.tracker import WakeUpTimer
 from duetime.pipeline.webhooks import WebhookWorker
 from duetime.spark.kafka_io import RETRY_PAUSE_S, BatchHandler, client_id
 from duetime.spark.task_jvms import DriverJvm, ProducerMetrics
 from duetime.stores import Store
 from duetime.stores.factory import open_store
 from duetime.stores.wheel_store import DeletionGuard, KafkaStore
+
+if TYPE_CHECKING:
+    from duetime.stores.aerospike import AerospikeStore
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +247,7 @@ class Leader:
         if settings.store_kind != "aerospike" or not settings.aerospike_expiry_notifications:
             return None
         release = self._schedulers[-1].release_soon
-        expiring = cast("ExpiringStore", store)
+        expiring = cast("AerospikeStore", store)
         return expiration_handler(settings, expiring, release, self._context.clock)
 
     def _build_queries(self, on_expirations: BatchHandler | None) -> QuerySupervisor:

@@ -38,15 +38,14 @@ from duetime.pipeline import (
 )
 from duetime.pipeline.delivery import isolation
 from duetime.pipeline.delivery.destinations import TopicMetadataCache
-from duetime.pipeline.delivery.outbox import outbox_recovery, outbox_rows
+from duetime.pipeline.delivery.relays import lane_recovery, lane_rows, outbox_recovery, outbox_rows
 from duetime.pipeline.intake.query import Intake, intake_recovery
 from duetime.pipeline.intake.starting_point import IntakeStart
-from duetime.pipeline.lanes import lane_recovery, lane_rows
 from duetime.pipeline.recovery.checkpoint import Checkpoints
 from duetime.pipeline.recovery.progress import ProgressKeeper
 from duetime.pipeline.recovery.read_back import DeliveryLog
-from duetime.pipeline.redelivery.tracker import WakeUpTimer, tracked, tracked_topics
 from duetime.pipeline.retries import retry_handler
+from duetime.pipeline.tracker import WakeUpTimer, tracked, tracked_topics
 from duetime.spark.catalyst import as_single_read
 from duetime.spark.kafka_io import (
     NO_LIMIT,
@@ -302,7 +301,7 @@ class QueryFactory:
 
     def _start_redelivery(self, wake_up: WakeUpTimer) -> StreamingQuery:
         # It imports Arrow, and most pipelines have no queues.
-        from duetime.pipeline.redelivery.query import Redelivery  # noqa: PLC0415 (as it says)
+        from duetime.pipeline.redelivery import Redelivery  # noqa: PLC0415 (as it says)
 
         spark, settings = self._spark, self._settings
         problems = state_problems(self._redelivery_run)

@@ -31,12 +31,8 @@ from duetime.pipeline.delivery.rows import (
 )
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.intake.canonical_request import is_cancel_in_time, with_headers
-from duetime.pipeline.intake.native_envelope import control
-from duetime.pipeline.recovery.deduplicator import (
-    ReplayDetector,
-    ReplayedBatch,
-    planned_scan_range,
-)
+from duetime.pipeline.intake.envelopes import control
+from duetime.pipeline.recovery.deduplicator import ReplayDetector, ReplayedBatch, planned_scan_range
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.spark.catalyst import PlanCache
 from duetime.spark.columns import (

@@ -38,15 +38,7 @@ from duetime.pipeline.delivery.rows import MessageColumns, SinkRow, pending_head
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.recovery.deduplicator import ReplayDetector, scan_range
 from duetime.pipeline.recovery.read_back import DeliveryLog
-from duetime.spark.columns import (
-    header,
-    message_id,
-    now_ms,
-    source,
-    state_text,
-    text_at,
-    unique_of,
-)
+from duetime.spark.columns import header, message_id, now_ms, source, state_text, text_at, unique_of
 from duetime.spark.kafka_io import write_batch
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from duetime.pipeline.delivery.destinations import TopicMetadataCache
 from duetime.pipeline.delivery.isolation import FailedDestinations, RecordSender
 from duetime.pipeline.leader import Leader, PipelineContext
 from duetime.pipeline.leadership.election import Election
-from duetime.pipeline.leadership.watchdog import Watchdog
+from duetime.pipeline.leadership.lease import Watchdog
 from duetime.pipeline.monitoring.synthetic_messages import WarmUp
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.release.job import ReleaseJob

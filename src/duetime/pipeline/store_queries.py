@@ -23,9 +23,9 @@ messages without an expiration.
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -44,11 +44,12 @@ from duetime.spark.catalyst import PlanCache
 from duetime.spark.columns import HEADERS_TYPE
 from duetime.spark.kafka_io import BatchHandler
 from duetime.spark.secrets import TaskSettings
-from duetime.stores import Claim
 from duetime.stores.factory import open_row_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from duetime.stores.aerospike import AerospikeStore
 
 #: How often a batch starts: messages have a second from intake to the planning of their window, and
 #: each batch costs some 100 ms of a core, however small it is.
@@ -147,7 +148,7 @@ class RowWriter:
     def __call__(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         """Write all batches, and yield none."""
         # Imports what only users of another store than Kafka have installed.
-        from duetime.stores.record_codec import rows_from_batch  # noqa: PLC0415
+        from duetime.stores.row_store import rows_from_batch  # noqa: PLC0415
 
         rows = open_row_store(self.settings.read())
         for batch in batches:
@@ -163,21 +164,8 @@ class Expiration:
     digest: bytes | None
 
 
-class ExpiringStore(Protocol):
-    """A store that reports expirations."""
-
-    def acquire_expired(
-        self, names: Sequence[str], digests: Sequence[bytes], until_ms: int
-    ) -> Sequence[Claim]:
-        """Claim the messages under these names, or whose ids had these digests.
-
-        Without those that are claimed already, or due at `until_ms` (epoch ms) or later.
-        """
-        ...
-
-
 def expiration_handler(
-    settings: Settings, store: ExpiringStore, release: Callable[[Any], None], clock: Clock
+    settings: Settings, store: "AerospikeStore", release: Callable[[Any], None], clock: Clock
 ) -> BatchHandler:
     """Return the handler of the query's batches, which runs on the driver.
 

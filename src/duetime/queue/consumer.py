@@ -24,8 +24,7 @@ from duetime.kafka.connection import Properties, librdkafka_properties
 from duetime.kafka.consumer_group import is_static_member, leave
 from duetime.kafka.offsets import Partition
 from duetime.queue.circuit_breaker import BreakerPolicy, CircuitBreaker
-from duetime.queue.markers import MarkerProducer
-from duetime.queue.message import Message, checked_timeout_ms, key_of
+from duetime.queue.message import MarkerProducer, Message, checked_timeout_ms, key_of
 
 log = logging.getLogger(__name__)
 

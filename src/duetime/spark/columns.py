@@ -4,7 +4,7 @@
 same inside the JVM for every row. `tests/integration/spark/test_columns.py` holds the two equal.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event
 from typing import Any
@@ -167,11 +167,6 @@ def text_at(headers: Column, names: Sequence[str], name: str) -> Column:
 def scheduled_text(headers: Column, name: str) -> Column:
     """string: one of the H.SCHEDULED of a scheduled record, by its position."""
     return text_at(headers, H.SCHEDULED, name)
-
-
-def scheduled_headers(values: Mapping[str, Column], sender: Column) -> Column:
-    """Headers of a scheduled record: H.SCHEDULED with these values, then the sender's."""
-    return F.concat(F.array(*(header(name, values[name]) for name in H.SCHEDULED)), sender)
 
 
 def delivered_headers(headers: Column) -> Column:

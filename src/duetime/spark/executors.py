@@ -1,6 +1,6 @@
 """Executors: the JVMs of a Spark cluster that run tasks, and how the driver reaches them.
 
-The driver reaches an executor by an *exchange* each second (`exchange`). It brings what rows read
+The driver reaches an executor by an *exchange* each second. It brings what rows read
 there as system properties, and takes back what they have requested, and how their producers fare.
 
 A *lease* is an instant of the executor's monotonic clock, which has nothing in common with the
@@ -32,7 +32,6 @@ from duetime.core.errors import SetupError
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread, wait_until
 from duetime.spark.catalyst import java_class
-from duetime.spark.exchange import Exchange, ExecutorReport
 from duetime.spark.kafka_io import DELIVERY_TIMEOUT_S
 from duetime.spark.session import DEFAULT_LEASE, ENDED, HELD, STARTED_BEFORE, is_local, jvm
 from duetime.spark.task_jvms import (
@@ -40,6 +39,8 @@ from duetime.spark.task_jvms import (
     SENT,
     Bean,
     DriverJvm,
+    Exchange,
+    ExecutorReport,
     ProducerMetrics,
     TaskJvms,
 )

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -265,8 +266,7 @@ def log_ends(
     poll_wait = java_class(java, "java.time.Duration").ofMillis(POLL_MS)
     partitions = {place: partition_type(*place) for place in epochs}
     ends: dict[Partition, int] = {}
-    consumer = _consumer(spark, settings)
-    try:
+    with closing(_consumer(spark, settings)) as consumer:
         consumer.assign(java_class(java, "java.util.ArrayList")(list(partitions.values())))
         until_s = time.monotonic() + DELIVERY_TIMEOUT_S
         while missing := [place for place in epochs if place not in ends]:
@@ -279,8 +279,6 @@ def log_ends(
                 position = position_type(BEYOND, optional.of(epochs[place]), "")
                 consumer.seek(partitions[place], position)
             ends |= _poll_ends(consumer, poll_wait)
-    finally:
-        consumer.close()
     return ends
 
 

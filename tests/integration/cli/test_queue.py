@@ -11,7 +11,7 @@ from duetime.core import headers as H
 from duetime.core.setting_types import QueueSettings
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import Offsets
-from duetime.queue.markers import REDELIVERY_COUNT
+from duetime.queue.message import REDELIVERY_COUNT
 
 pytestmark = pytest.mark.usefixtures("configured")
 

@@ -8,8 +8,7 @@ from tests.support.topics import small_settings
 
 from duetime.core.topics import TopicNames
 from duetime.kafka.admin import await_kafka, create_topics
-from duetime.local.broker import LocalBroker
-from duetime.local.cluster import Node, new_cluster
+from duetime.local.broker import LocalBroker, Node, new_cluster
 
 SECOND = 2
 

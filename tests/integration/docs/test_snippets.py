@@ -5,13 +5,7 @@ import re
 import confluent_kafka
 import pytest
 from tests.support.handled import sent
-from tests.support.snippets import (
-    BOOTSTRAP,
-    Enough,
-    commands,
-    of,
-    run,
-)
+from tests.support.snippets import BOOTSTRAP, Enough, commands, of, run
 from tests.support.topics import taken_in
 
 from duetime.cli import main

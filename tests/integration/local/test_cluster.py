@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support.clocks import eventually
 
 from duetime.core.errors import SetupError
-from duetime.local.cluster import REPLICATED, Node, new_cluster, started
+from duetime.local.broker import REPLICATED, Node, new_cluster, started
 from duetime.local.network import namespaces
 
 TOPIC, BROKERS = "letters", 3

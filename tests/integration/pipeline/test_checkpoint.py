@@ -21,12 +21,7 @@ from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import Offsets
 from duetime.pipeline.query_factory import state_problems
 from duetime.pipeline.recovery.checkpoint import NOTE, Checkpoints
-from duetime.spark.kafka_io import (
-    NO_LIMIT,
-    read_stream,
-    start_micro_batches,
-    start_real_time,
-)
+from duetime.spark.kafka_io import NO_LIMIT, read_stream, start_micro_batches, start_real_time
 
 #: The query, and another one.
 QUERY, OTHER = "query", "other"

@@ -13,11 +13,7 @@ from duetime.core.setting_types import Cluster
 from duetime.core.threads import wait_until
 from duetime.local.broker import LocalBroker
 from duetime.pipeline.delivery.delivery_errors import UNKNOWN, table_name, topic_metadata
-from duetime.pipeline.delivery.destinations import (
-    FIRST_SETTINGS_S,
-    REACHED_S,
-    TopicMetadataCache,
-)
+from duetime.pipeline.delivery.destinations import FIRST_SETTINGS_S, REACHED_S, TopicMetadataCache
 from duetime.spark.task_jvms import DriverJvm
 
 

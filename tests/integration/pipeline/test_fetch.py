@@ -9,7 +9,7 @@ from duetime.core.errors import KafkaError
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import Offsets
-from duetime.pipeline.redelivery.query import GAP, MAX_READS, before_end, fetch, reads
+from duetime.pipeline.redelivery import GAP, MAX_READS, before_end, fetch, reads
 
 OFFSETS = st.sets(st.integers(min_value=0, max_value=10**7), min_size=1, max_size=60)
 

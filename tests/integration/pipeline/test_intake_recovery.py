@@ -15,12 +15,7 @@ from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.range_reader import RangeReader
 from duetime.pipeline import INTAKE, INTAKE_TX
-from duetime.pipeline.intake.query import (
-    Intake,
-    cancelled_ids,
-    first_of_each_id,
-    intake_recovery,
-)
+from duetime.pipeline.intake.query import Intake, cancelled_ids, first_of_each_id, intake_recovery
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.spark.kafka_io import read_stream
 from duetime.stores.wheel_reader import WheelReader

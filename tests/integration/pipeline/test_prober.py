@@ -8,12 +8,7 @@ from tests.support.clocks import eventually
 
 from duetime.core.clock import SystemClock
 from duetime.core.setting_types import Cluster
-from duetime.pipeline.monitoring.prober import (
-    CLOSE_TIMEOUT_S,
-    PATHS,
-    Prober,
-    ProberSet,
-)
+from duetime.pipeline.monitoring.prober import CLOSE_TIMEOUT_S, PATHS, Prober, ProberSet
 
 #: Other clusters that do not answer.
 AWAY = {name: Cluster(bootstrap="127.0.0.1:1", probe_topic="probes") for name in ("a", "b", "c")}

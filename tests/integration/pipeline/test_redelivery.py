@@ -13,9 +13,9 @@ from duetime.core.messages import LATEST_MS
 from duetime.core.settings import Settings
 from duetime.kafka.connection import librdkafka_properties
 from duetime.pipeline.recovery.read_back import DeliveryLog
-from duetime.pipeline.redelivery.query import Redelivery
-from duetime.pipeline.redelivery.tracker import FOUND, TIMED_OUT, WakeUpTimer, tracked
-from duetime.queue.markers import MarkerKey, start_value
+from duetime.pipeline.redelivery import Redelivery
+from duetime.pipeline.tracker import FOUND, TIMED_OUT, WakeUpTimer, tracked
+from duetime.queue.message import MarkerKey, start_value
 
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in FOUND.items())
 

@@ -5,8 +5,8 @@ import tomllib
 from pyspark.sql import functions as F
 from tests.support import GOLDEN
 
-from duetime.pipeline.redelivery import columns
-from duetime.queue.markers import REDELIVERY_COUNT, decoded_count
+from duetime.pipeline import redelivery
+from duetime.queue.message import REDELIVERY_COUNT, decoded_count
 
 MARKERS = tomllib.loads((GOLDEN / "markers.toml").read_text())
 
@@ -31,7 +31,7 @@ COUNTS = [(bytes.fromhex(case["bytes"]), case["count"]) for case in MARKERS["cou
 def counted(spark, *headers):
     """Return the count that Spark reads in each record's headers."""
     rows = spark.createDataFrame([(each,) for each in headers], HEADERS)
-    found = rows.select(columns._count(F.col("headers")).alias("found"))
+    found = rows.select(redelivery._count(F.col("headers")).alias("found"))
     return [row.found for row in found.collect()]
 
 
@@ -51,7 +51,7 @@ def test_the_first_of_two_counts_is_read_as_kmq_does(spark):
 def test_a_count_is_written_as_kmq_writes_it(spark):
     cases = MARKERS["count"]
     rows = spark.createDataFrame([(case["count"],) for case in cases], "count bigint")
-    found = rows.select(columns._count_header().alias("header")).collect()
+    found = rows.select(redelivery._count_header().alias("header")).collect()
     wanted = [bytes.fromhex(case["bytes"]) for case in cases]
     assert [bytes(row.header.value) for row in found] == wanted
     assert {row.header.key for row in found} == {REDELIVERY_COUNT}

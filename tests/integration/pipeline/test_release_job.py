@@ -10,8 +10,8 @@ from duetime.core import headers as H
 from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
+from duetime.pipeline.delivery.relays import route_lane_records, wait_in_lane
 from duetime.pipeline.delivery.rows import parsed
-from duetime.pipeline.lanes import route_lane_records, wait_in_lane
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.release.job import ReleaseJob, count_cancelled
 from duetime.spark.catalyst import Observed

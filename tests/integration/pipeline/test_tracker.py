@@ -10,9 +10,9 @@ from duetime.core.messages import LATEST_MS
 from duetime.core.setting_types import QueueSettings
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
-from duetime.pipeline.redelivery import tracker
-from duetime.pipeline.redelivery.tracker import ENDED
-from duetime.queue.markers import END_VALUE, GIVEN_BACK, LAST_OFFSET, MarkerKey, start_value
+from duetime.pipeline import tracker
+from duetime.pipeline.tracker import ENDED
+from duetime.queue.message import END_VALUE, GIVEN_BACK, LAST_OFFSET, MarkerKey, start_value
 
 MARKERS = tomllib.loads((GOLDEN / "markers.toml").read_text())
 

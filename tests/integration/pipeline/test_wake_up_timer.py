@@ -7,8 +7,8 @@ from tests.support.topics import created_topics
 from duetime.core.clock import SystemClock
 from duetime.core.setting_types import QueueSettings
 from duetime.core.topics import TopicNames
-from duetime.pipeline.redelivery import tracker
-from duetime.pipeline.redelivery.tracker import WakeUpTimer
+from duetime.pipeline import tracker
+from duetime.pipeline.tracker import WakeUpTimer
 
 PLACE = "jobs__markers", 0
 

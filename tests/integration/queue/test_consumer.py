@@ -12,13 +12,7 @@ from tests.support.clocks import eventually
 from duetime.core.errors import ConfigError, InvalidMessage, Reason
 from duetime.kafka.connection import librdkafka_properties
 from duetime.queue import Queue
-from duetime.queue.markers import (
-    END_VALUE,
-    GIVEN_BACK,
-    REDELIVERY_COUNT,
-    MarkerKey,
-    start_value,
-)
+from duetime.queue.message import END_VALUE, GIVEN_BACK, REDELIVERY_COUNT, MarkerKey, start_value
 
 START = start_value(30_000)
 

@@ -9,7 +9,7 @@ from tests.support.mock_cluster import librdkafka
 
 from duetime.core.errors import ClientFailed, KafkaError
 from duetime.queue import consumer
-from duetime.queue.markers import END_VALUE, MarkerKey, MarkerProducer, start_value
+from duetime.queue.message import END_VALUE, MarkerKey, MarkerProducer, start_value
 
 
 def fail(marking):

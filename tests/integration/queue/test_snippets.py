@@ -5,7 +5,7 @@ from itertools import islice
 from tests.support.snippets import changed, of, run
 
 from duetime.queue import Queue
-from duetime.queue.markers import END_VALUE, start_value
+from duetime.queue.message import END_VALUE, start_value
 
 
 def test_the_documented_worker_acknowledges(jobs, monkeypatch, tmp_path):

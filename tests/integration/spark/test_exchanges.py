@@ -11,10 +11,9 @@ from duetime.core.errors import SetupError
 from duetime.core.topics import TopicNames
 from duetime.pipeline.delivery.delivery_errors import UNKNOWN, request_metadata, request_name
 from duetime.spark import catalyst
-from duetime.spark.exchange import Exchange
 from duetime.spark.kafka_io import client_id, write_batch
 from duetime.spark.session import jvm
-from duetime.spark.task_jvms import ERRORS, SENT
+from duetime.spark.task_jvms import ERRORS, SENT, Exchange
 
 #: Any place: there is one executor.
 DRIVER = "driver", "executor_here_driver"

@@ -11,8 +11,8 @@ from tests.support.saved import NOW_MS, row
 
 from duetime.core.errors import StoreError
 from duetime.core.settings import Settings
-from duetime.stores.record_codec import unpack
 from duetime.stores.redis.scripts import ShardClaim, Shards, shard_of
+from duetime.stores.row_store import unpack
 
 OWNERS = st.sampled_from(["first", "second"])
 

@@ -11,9 +11,9 @@ from duetime.core.messages import MessageId, SortKey
 from duetime.core.settings import Settings, load_settings
 from duetime.local.process import HOST, free_port
 from duetime.stores.factory import check_store, open_store
-from duetime.stores.record_codec import record_name
 from duetime.stores.redis import RedisReader
 from duetime.stores.redis.scripts import Shards, shard_keys, shard_of
+from duetime.stores.row_store import record_name
 
 SECOND, MINUTE = 1_000, 60_000
 

@@ -23,12 +23,11 @@ from duetime.local.broker import LocalBroker
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.pipeline.release.job import ReleaseJob, read_claims
 from duetime.stores.aerospike import schema
-from duetime.stores.aerospike.lease_table import LeaseTable
 from duetime.stores.aerospike.messages import MessageSet
-from duetime.stores.aerospike.schema import CACHE
+from duetime.stores.aerospike.schema import CACHE, LeaseTable
 from duetime.stores.factory import open_reader, open_store
-from duetime.stores.record_codec import Record, Row, pack, record_name
 from duetime.stores.redis.scripts import Shards
+from duetime.stores.row_store import Record, Row, pack, record_name
 from duetime.stores.wheel_store import KafkaStore
 
 SECOND, MINUTE, DAY = 1_000, 60_000, 86_400_000

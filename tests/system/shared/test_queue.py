@@ -12,7 +12,7 @@ from tests.support.live import EXAMPLE, JOBS, PATIENCE_S, PATIENT, now_ms
 
 from duetime.core import headers as H
 from duetime.queue import BreakerPolicy, Queue
-from duetime.queue.markers import REDELIVERY_COUNT, MarkerKey, start_value
+from duetime.queue.message import REDELIVERY_COUNT, MarkerKey, start_value
 from duetime.queue.stats import TrackerOffsets
 
 pytestmark = pytest.mark.timeout(600)

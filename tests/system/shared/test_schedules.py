@@ -23,11 +23,7 @@ from tests.support.schedules import (
 
 from duetime.cli import main
 from duetime.client import schedules
-from duetime.client.schedules import (
-    find_schedule,
-    list_schedules,
-    read_schedule_table,
-)
+from duetime.client.schedules import find_schedule, list_schedules, read_schedule_table
 from duetime.core.clock import format_instant, instant_ms
 from duetime.core.cron import LEAD_MS, Recurrence
 from duetime.core.errors import UnknownMessage

@@ -5,8 +5,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from duetime.bench import app
-from duetime.bench.cli import show
+from duetime.bench import app, show
 from duetime.bench.loadgen import parse_range
 from duetime.core.errors import InvalidMessage
 

@@ -7,7 +7,7 @@ from duetime.bench.loadgen import LoadPlan, child_process
 from duetime.bench.testbed import Arrival
 from duetime.core.errors import KafkaError
 from duetime.core.settings import Settings
-from duetime.queue.markers import REDELIVERY_COUNT
+from duetime.queue.message import REDELIVERY_COUNT
 
 TASK = Task(LoadPlan(messages=3, destinations=("jobs",)), drop_every=3, timeout_ms=1_000)
 

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from duetime.cli.demo import by_lateness
 from duetime.cli.messages import by_distance
-from duetime.cli.output import facts, histogram, printable, program, size, when
+from duetime.cli.terminal import facts, histogram, printable, program, size, when
 from duetime.core.timer_wheel import Slot
 from duetime.stores import PendingSlot, overlapping
 

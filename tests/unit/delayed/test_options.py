@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from duetime.delayed.options import ConsumerOptions
+from duetime.delayed.group import ConsumerOptions
 
 OPTIONS = ConsumerOptions.of({"group.id": "shop", "delayed.backoff.ms": "1000"})
 

@@ -11,22 +11,13 @@ import tomllib
 
 import pytest
 import typer
-from tests.support.snippets import (
-    COMMANDS,
-    OTHERS,
-    PAGES,
-    ROOT,
-    SHELL,
-    assigned,
-    of,
-    started,
-)
+from tests.support.snippets import COMMANDS, OTHERS, PAGES, ROOT, SHELL, assigned, of, started
 
 from duetime.cli import app
 from duetime.core.settings import Settings
 
 #: Makes docs/cli.md.
-CLI_PAGE = "python -m typer duetime.cli.main utils docs --name duetime --title Commands --output"
+CLI_PAGE = "python -m typer duetime.cli utils docs --name duetime --title Commands --output"
 
 
 def test_no_other_block_is_passed_over_than_those_that_are_no_commands():

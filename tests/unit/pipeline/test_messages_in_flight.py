@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duetime.core.errors import DuetimeError
-from duetime.pipeline.redelivery.tracker import (
+from duetime.pipeline.tracker import (
     ENDED,
     GRACE_MS,
     INT64,

@@ -4,7 +4,7 @@ import time
 
 from confluent_kafka.admin import AdminClient
 
-from duetime.pipeline.delivery.topic_settings import REQUEST_TIMEOUT_S, TopicSettingsCache
+from duetime.kafka.descriptions import REQUEST_TIMEOUT_S, TopicSettingsCache
 
 #: An admin client of a broker that does not answer.
 SILENT = AdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})

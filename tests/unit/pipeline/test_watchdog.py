@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from duetime.pipeline.leadership import watchdog
-from duetime.pipeline.leadership.watchdog import NEAR_S, Watchdog
+from duetime.pipeline.leadership import lease
+from duetime.pipeline.leadership.lease import NEAR_S, Watchdog
 from duetime.spark.session import JVM_ERRORS
 
 
@@ -24,7 +24,7 @@ class Timer:
 @pytest.fixture
 def timer(monkeypatch):
     found = Timer()
-    monkeypatch.setattr(watchdog, "_posix_timer", lambda _: found)
+    monkeypatch.setattr(lease, "_posix_timer", lambda _: found)
     return found
 
 

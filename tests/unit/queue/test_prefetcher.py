@@ -13,8 +13,7 @@ from duetime.core.errors import KafkaError
 from duetime.queue import consumer as queue_consumer
 from duetime.queue.circuit_breaker import BreakerPolicy, CircuitBreaker
 from duetime.queue.consumer import Prefetcher
-from duetime.queue.markers import GivenBack
-from duetime.queue.message import Message
+from duetime.queue.message import GivenBack, Message
 
 
 class Record:

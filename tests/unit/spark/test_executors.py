@@ -7,7 +7,6 @@ from tests.support.clocks import eventually
 
 from duetime.core.errors import SetupError
 from duetime.spark import executors
-from duetime.spark.exchange import ExecutorReport
 from duetime.spark.executors import (
     END_S,
     LEASE_S,
@@ -18,7 +17,7 @@ from duetime.spark.executors import (
     is_executor_ended,
 )
 from duetime.spark.session import DEFAULT_LEASE, ENDED, HELD, STARTED_BEFORE
-from duetime.spark.task_jvms import bean
+from duetime.spark.task_jvms import ExecutorReport, bean
 
 #: How far the executor's monotonic clock is ahead, in seconds.
 AHEAD_S = 1_000

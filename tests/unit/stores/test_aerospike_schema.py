@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 from duetime.core import headers as H
 from duetime.core.errors import ConfigError, StoreError
 from duetime.core.settings import Settings, load_settings
-from duetime.stores.aerospike.lease_table import LeasedSpan, LeaseTable
-from duetime.stores.aerospike.schema import bins_from_row, record_from_bins, server_address, ttl_s
+from duetime.stores.aerospike.schema import (
+    LeasedSpan,
+    LeaseTable,
+    bins_from_row,
+    record_from_bins,
+    server_address,
+    ttl_s,
+)
 from duetime.stores.factory import check_store
-from duetime.stores.record_codec import Record, Row, pack
+from duetime.stores.row_store import Record, Row, pack
 
 NOW_MS = 1_800_000_000_000
 

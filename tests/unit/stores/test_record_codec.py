@@ -9,21 +9,24 @@ from hypothesis import strategies as st
 
 from duetime.core import headers as H
 from duetime.core.messages import MessageId
-from duetime.stores.record_codec import (
+from duetime.stores.row_store import (
+    FIRST_BATCH,
     HEADERS,
     KAFKA_COLUMNS,
+    READ_BYTES,
     ROW_COLUMNS,
     Record,
     Row,
     arrow_batch,
+    batches,
     missing_record,
     pack,
+    read_messages,
     record_name,
     rows_from_batch,
     unpack,
     with_cancel,
 )
-from duetime.stores.row_store import FIRST_BATCH, READ_BYTES, batches, read_messages
 
 DUE_MS = 1_800_000_000_000
 ID = str(MessageId(due_ms=DUE_MS, unique="order-17"))

@@ -10,12 +10,7 @@ from itertools import count
 
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from duetime.core.settings import Settings
 from duetime.kafka.offsets import Commit, OffsetRange, Position

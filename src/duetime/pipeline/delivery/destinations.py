@@ -21,6 +21,12 @@ from duetime.core.errors import KafkaError, Reason
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
 from duetime.kafka.connection import librdkafka_properties
+from duetime.kafka.descriptions import (
+    MAX_TOPICS,
+    REQUEST_TIMEOUT_S,
+    TopicSettings,
+    TopicSettingsCache,
+)
 from duetime.pipeline.delivery.delivery_errors import (
     BATCH_BYTES,
     COMPACTED,
@@ -32,12 +38,6 @@ from duetime.pipeline.delivery.delivery_errors import (
     reached_name,
     request_name,
     table_name,
-)
-from duetime.pipeline.delivery.topic_settings import (
-    MAX_TOPICS,
-    REQUEST_TIMEOUT_S,
-    TopicSettings,
-    TopicSettingsCache,
 )
 from duetime.spark.task_jvms import TaskJvms
 

@@ -13,7 +13,6 @@ from duetime.core.messages import CLUSTER_PATTERN, END, LATEST_MS, TOPIC_PATTERN
 from duetime.spark.columns import (
     HEADERS_TYPE,
     header,
-    scheduled_headers,
     scheduled_text,
     source,
     state_fields,
@@ -245,7 +244,8 @@ def pending_headers(message: MessageColumns, state: Column) -> MessageColumns:
         H.DUE_AT_MS: message.due_ms,
         H.DUE_ID: message.id,
     }
-    return replace(message, headers=scheduled_headers(values, message.headers))
+    scheduled = F.array(*(header(name, values[name]) for name in H.SCHEDULED))
+    return replace(message, headers=F.concat(scheduled, message.headers))
 
 
 class ErrorCase(NamedTuple):

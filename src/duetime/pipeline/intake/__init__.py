@@ -1,4 +1,5 @@
 """Intake: parse the records of senders, validate and identify them, and route them.
 
-`native_envelope` reads the headers, `json_envelopes` the other contracts; `query` has the steps.
+`envelopes` has the contracts of senders, `canonical_request` what they have in common, and `query`
+the steps.
 """

@@ -40,12 +40,7 @@ from duetime.core.topics import TopicNames
 from duetime.pipeline import RECOVER
 from duetime.pipeline.delivery.delivery_errors import request_metadata, topic_metadata
 from duetime.pipeline.delivery.router import Router
-from duetime.pipeline.delivery.rows import (
-    MessageColumns,
-    SinkColumns,
-    first_error,
-    pending_headers,
-)
+from duetime.pipeline.delivery.rows import MessageColumns, SinkColumns, first_error, pending_headers
 from duetime.pipeline.faults import Point, reach
 from duetime.pipeline.intake.canonical_request import (
     CanonicalRequest,
@@ -60,18 +55,18 @@ from duetime.pipeline.intake.canonical_request import (
     value_text,
     with_headers,
 )
-from duetime.pipeline.intake.json_envelopes import airtel, countdown
-from duetime.pipeline.intake.native_envelope import control, has_cron, native, scheduler
+from duetime.pipeline.intake.envelopes import (
+    airtel,
+    control,
+    countdown,
+    has_cron,
+    native,
+    scheduler,
+)
 from duetime.pipeline.recovery.deduplicator import SENDERS_CLOCK_MS, Deduplicator, scan_range
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.spark.catalyst import PlanCache, as_single_read
-from duetime.spark.columns import (
-    HEADERS_TYPE,
-    message_id,
-    now_ms,
-    source,
-    state_text,
-)
+from duetime.spark.columns import HEADERS_TYPE, message_id, now_ms, source, state_text
 from duetime.spark.kafka_io import BatchHandler, write_batch
 
 

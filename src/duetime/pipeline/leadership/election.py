@@ -27,15 +27,8 @@ from confluent_kafka import KafkaException
 from duetime.core.clock import Clock
 from duetime.core.settings import Settings
 from duetime.kafka.heartbeats import LEAVE_S, Fenced, HeartbeatLog, LeaderHeartbeats
-from duetime.kafka.leadership import (
-    HEARTBEAT_S,
-    LONE_LEASE_S,
-    Generations,
-    Heartbeat,
-    Leadership,
-)
-from duetime.pipeline.leadership.lease import lease_name
-from duetime.pipeline.leadership.watchdog import NEAR_S
+from duetime.kafka.leadership import HEARTBEAT_S, LONE_LEASE_S, Generations, Heartbeat, Leadership
+from duetime.pipeline.leadership.lease import NEAR_S, lease_name
 from duetime.spark.session import JVM_ERRORS
 from duetime.spark.task_jvms import TaskJvms
 

@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -147,9 +148,8 @@ class WarmUp:
 
     def until_punctual(self) -> None:
         """Send a steady stream until what arrives is punctual, or the time is over."""
-        consumer = self._messages.consumer()
         arrivals, until_s = Punctuality(self._clock.now_ms()), self._deadline_s(1)
-        try:
+        with closing(self._messages.consumer()) as consumer:
             while not self._stopping.wait(SEND_INTERVAL_S):
                 self._send_part()
                 for message in consumer.consume(RATE, timeout=0):
@@ -161,8 +161,6 @@ class WarmUp:
                         "not punctual after the warm-up: the machine is busy, or Kafka slow"
                     )
                     return
-        finally:
-            consumer.close()
 
     def _deadline_s(self, share: float) -> float:
         return self._started_s + share * self._settings.warm_up_seconds

@@ -21,6 +21,7 @@ import math
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -409,11 +410,8 @@ class CheckpointFiles:
         if not self._system.exists(path):
             return None
         try:
-            stream = self._system.open(path)
-            try:
+            with closing(self._system.open(path)) as stream:
                 return bytes(stream.readAllBytes())
-            finally:
-                stream.close()
         except Py4JJavaError as error:
             if error.java_exception.getClass().getName() not in TORN:
                 raise
@@ -421,12 +419,9 @@ class CheckpointFiles:
 
     def write(self, name: str, text: str) -> None:
         """Write the file durably, in place of an old one."""
-        stream = self._system.create(self._at(name), True)
-        try:
+        with closing(self._system.create(self._at(name), True)) as stream:
             stream.write(text.encode())
             stream.hsync()
-        finally:
-            stream.close()
 
     def delete(self, name: str) -> None:
         """Delete the file, or the folder with all that is in it; "" is the directory itself."""

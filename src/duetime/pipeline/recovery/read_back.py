@@ -22,12 +22,7 @@ from duetime.core.metrics import READ_BACK_RECORDS, READ_BACK_SECONDS
 from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames, isolated_topics, message_topics
 from duetime.kafka.offsets import TIMEOUT_S, OffsetRange, Offsets, Partition, Unreadable
-from duetime.spark.columns import (
-    header_map,
-    header_text,
-    state_fields,
-    state_number,
-)
+from duetime.spark.columns import header_map, header_text, state_fields, state_number
 from duetime.spark.kafka_io import log_ends, read_ranges
 from duetime.stores.wheel_store import DeletionGuard
 

@@ -38,12 +38,7 @@ from duetime.kafka.offsets import OffsetRange
 from duetime.pipeline.delivery.delivery_errors import topic_metadata
 from duetime.pipeline.delivery.isolation import FailedDestinations
 from duetime.pipeline.delivery.router import Router
-from duetime.pipeline.delivery.rows import (
-    SinkColumns,
-    choose,
-    message_columns,
-    parsed,
-)
+from duetime.pipeline.delivery.rows import SinkColumns, choose, message_columns, parsed
 from duetime.pipeline.recovery.deduplicator import Deduplicator, ScanRange
 from duetime.pipeline.recovery.read_back import DeliveryLog
 from duetime.spark.catalyst import Observed, PlanCache, as_single_read
@@ -57,8 +52,7 @@ from duetime.stores.factory import open_row_store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from duetime.stores.record_codec import Record
-    from duetime.stores.row_store import RowStore
+    from duetime.stores.row_store import Record, RowStore
 
 log = logging.getLogger(__name__)
 
@@ -296,7 +290,7 @@ class RowReader:
     def __call__(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         """Yield the records (RECORD_TYPE) for a column of numbers."""
         # Only stores other than Kafka need what this imports.
-        from duetime.stores.record_codec import arrow_batch  # noqa: PLC0415
+        from duetime.stores.row_store import arrow_batch  # noqa: PLC0415
 
         settings = self.settings.read()
         rows, topic = open_row_store(settings), TopicNames(settings).store_inbox

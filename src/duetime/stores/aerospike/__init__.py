@@ -22,18 +22,20 @@ from duetime.core.settings import Settings
 from duetime.core.timer_wheel import Slot
 from duetime.kafka.offsets import ANY_TIME, DueTimes
 from duetime.stores import MessageFilter, PendingSlot
-from duetime.stores.aerospike.lease_table import LeasedSpan, LeaseTable
 from duetime.stores.aerospike.messages import DueName, MessageSet, SpanClaim
-from duetime.stores.aerospike.schema import FOREIGN_MARK, check_server
-from duetime.stores.record_codec import CANCEL_MARK, ORIGIN, record_names, with_cancel
+from duetime.stores.aerospike.schema import FOREIGN_MARK, LeasedSpan, LeaseTable, check_server
 from duetime.stores.row_store import (
+    CANCEL_MARK,
     LEASE_MS,
+    ORIGIN,
     Backend,
     KeyedReader,
     LeaseKeeper,
     counted_slots,
     empty_slots,
     read_messages,
+    record_names,
+    with_cancel,
 )
 
 #: The limit of a query that tests whether any message is due: the client divides the limit among

@@ -18,11 +18,12 @@ from duetime.core.errors import InvalidMessage, StoreError
 from duetime.core.messages import MessageId
 from duetime.core.settings import Settings
 from duetime.kafka.offsets import ANY_TIME, DueTimes
-from duetime.stores.aerospike.lease_table import FOREVER, LeaseTableRecord
 from duetime.stores.aerospike.schema import (
     CACHE,
+    FOREVER,
     IDS,
     Bins,
+    LeaseTableRecord,
     aerospike_errors,
     bins_from_row,
     client,
@@ -33,8 +34,7 @@ from duetime.stores.aerospike.schema import (
     server_address,
     ttl_s,
 )
-from duetime.stores.record_codec import Record, Row, missing_record
-from duetime.stores.row_store import batches
+from duetime.stores.row_store import Record, Row, batches, missing_record
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from duetime.core.messages import MessageId, PendingMessage, SortKey
 from duetime.core.settings import Settings
 from duetime.core.timer_wheel import Slot
 from duetime.stores import MessageFilter, PendingSlot
-from duetime.stores.record_codec import CANCEL_MARK, record_names, unpack
 from duetime.stores.redis.scripts import (
     ShardClaim,
     ShardKeys,
@@ -37,12 +36,15 @@ from duetime.stores.redis.scripts import (
     shard_of,
 )
 from duetime.stores.row_store import (
+    CANCEL_MARK,
     Backend,
     KeyedReader,
     LeaseKeeper,
     counted_slots,
     empty_slots,
     read_messages,
+    record_names,
+    unpack,
 )
 
 log = logging.getLogger(__name__)

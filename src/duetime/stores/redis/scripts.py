@@ -7,7 +7,7 @@ All keys begin with the namespace.
 duetime:shards                the number of shards
 duetime:term                  the term of the latest writer: only that one may save
 duetime:0:due                 of shard 0, unclaimed messages: names of records, scored by due ms
-duetime:0:m:<name>            a packed record (see `duetime.stores.record_codec`)
+duetime:0:m:<name>            a packed record (see `duetime.stores.row_store`)
 duetime:0:claim:<claim>       the names that a claim has taken out of `due`, scored alike
 duetime:0:leases              claims, scored by the end of their lease, in ms of Redis's clock
 duetime:0:owners              the owner of each claim
@@ -36,8 +36,16 @@ from redis.retry import Retry
 from duetime.core.errors import ConfigError, StoreError
 from duetime.core.settings import Settings
 from duetime.kafka.offsets import ANY_TIME, DueTimes
-from duetime.stores.record_codec import ORIGIN, Record, Row, missing_record, unpack
-from duetime.stores.row_store import LEASE_MS, batches, next_batch_size
+from duetime.stores.row_store import (
+    LEASE_MS,
+    ORIGIN,
+    Record,
+    Row,
+    batches,
+    missing_record,
+    next_batch_size,
+    unpack,
+)
 
 #: The time limit of a command (a large claim is one) and of a connection attempt, in seconds.
 TIMEOUT_S, CONNECT_TIMEOUT_S = 10.0, 2.0

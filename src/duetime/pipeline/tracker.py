@@ -43,7 +43,7 @@ from duetime.core.settings import Settings
 from duetime.core.topics import TopicNames
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.offsets import Partition
-from duetime.queue.markers import END, GIVEN_BACK, LAST_OFFSET, START
+from duetime.queue.message import END, GIVEN_BACK, LAST_OFFSET, START
 from duetime.spark.columns import header_map, header_text
 from duetime.spark.kafka_io import NO_LIMIT, read_stream
 
