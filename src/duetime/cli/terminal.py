@@ -1,4 +1,4 @@
-"""What commands share: their options, the settings that result from them, and text for people.
+"""The terminal: options of several commands, the settings that result, and text for people.
 
 Everything that comes out of a message goes through `printable`: its sender must not be able to
 steer the terminal.
