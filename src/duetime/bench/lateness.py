@@ -72,23 +72,6 @@ from duetime.spark.session import jvm_pid
 from duetime.stores.factory import open_reader
 from duetime.stores.slot_index import IndexReader
 
-#: A few messages for the stuck destination, messages a second and delays in ms: a fifth are due at
-#: once, the others in lanes and in the wheel. Delivery is given up within seconds.
-STUCK_RATE, STUCK_DELAY_MS = 2, (-2_000, 8_000)
-STUCK_RETRIES: dict[str, Any] = {"max_delivery_attempts": 3, "retry_backoff_ms": 500}
-
-#: How long the last of them may take to become a dead letter, in seconds.
-STUCK_GRACE_S = 60.0
-
-#: Topic settings under which a broker refuses each timestamp outside its own millisecond.
-REFUSING = {"message.timestamp.type": "CreateTime", "message.timestamp.before.max.ms": "0"}
-
-#: The second node: it leads only the destination that loses its leader.
-SECOND = 2
-
-#: When it dies under load, in seconds from the start of the load.
-DEATH_S = 10.0
-
 
 def lateness(  # noqa: PLR0913 (the options of a command)
     kafka: str | None,
@@ -281,6 +264,26 @@ def _ask_all(settings: Settings, ids: list[MessageId], unknown: list[MessageId])
     return figures
 
 
+# lateness --stuck
+
+#: A few messages for the stuck destination, messages a second and delays in ms: a fifth are due at
+#: once, the others in lanes and in the wheel. Delivery is given up within seconds.
+STUCK_RATE, STUCK_DELAY_MS = 2, (-2_000, 8_000)
+STUCK_RETRIES: dict[str, Any] = {"max_delivery_attempts": 3, "retry_backoff_ms": 500}
+
+#: How long the last of them may take to become a dead letter, in seconds.
+STUCK_GRACE_S = 60.0
+
+#: Topic settings under which a broker refuses each timestamp outside its own millisecond.
+REFUSING = {"message.timestamp.type": "CreateTime", "message.timestamp.before.max.ms": "0"}
+
+#: The second node: it leads only the destination that loses its leader.
+SECOND = 2
+
+#: When it dies under load, in seconds from the start of the load.
+DEATH_S = 10.0
+
+
 def lateness_beside_stuck(mode: str, plan: LoadPlan, warm_up_s: float) -> Figures:
     """Send the plan to one topic, and a few messages to a destination that takes nothing.
 
@@ -346,6 +349,8 @@ def _stuck_destination(settings: Settings, second: LocalBroker, mode: str) -> st
         wait_until(is_leaderless, math.inf)
     return topic
 
+
+# outage
 
 #: When the outage begins, and how long the broker is away, in seconds from the start of the load.
 #: And the destinations: each broker leads some.

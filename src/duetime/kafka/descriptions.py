@@ -51,7 +51,7 @@ SETTINGS_INTERVAL_S = 60.0
 #: The timeout of a request to Kafka, in seconds.
 REQUEST_TIMEOUT_S = 10.0
 
-#: Topics in one describe request, and requests of rows that are served at once.
+#: Topics in one describe request.
 MAX_TOPICS = 500
 
 #: How far a sender's clock and the way to the broker may shift a record's timestamp from the
@@ -190,7 +190,7 @@ class TopicSettingsCache:
     """Describes the settings and the rights of topics, and remembers them.
 
     It does so in a thread of its own: a description may wait for a broker that has just ended,
-    while the table has to say which partitions have lost their leader.
+    while its caller has to know which partitions have lost their leader.
     """
 
     def __init__(self, admin: AdminClient) -> None:

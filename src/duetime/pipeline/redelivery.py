@@ -54,13 +54,7 @@ from duetime.queue.message import (
 )
 from duetime.queue.stats import TrackerOffsets
 from duetime.spark.catalyst import PlanCache, as_single_read
-from duetime.spark.columns import (
-    HEADERS_TYPE,
-    backoff_ms,
-    message_id,
-    now_ms,
-    state_text,
-)
+from duetime.spark.columns import HEADERS_TYPE, backoff_ms, message_id, now_ms, state_text
 from duetime.spark.kafka_io import RECORD as KAFKA_RECORD
 from duetime.spark.kafka_io import read_ranges, write_batch
 
@@ -380,7 +374,7 @@ def _sender_headers() -> Column:
 
 
 def _count(headers: Column) -> Column:
-    """Return how often a record was delivered again: `markers.decoded_count` of its headers."""
+    """Return how often a record was delivered again: `queue.message.decoded_count` in Spark."""
     first = F.array_position(headers["key"], REDELIVERY_COUNT).cast("int") - 1
     value = F.get(headers["value"], first)
     number = F.conv(F.hex(F.substring(value, 1, INT_BYTES)), 16, 10).cast("bigint")
@@ -391,7 +385,7 @@ def _count(headers: Column) -> Column:
 
 
 def _count_header() -> Column:
-    """Return the header with the count in big-endian: `markers.decoded_count`."""
+    """Return the header with the count in big-endian: `queue.message.decoded_count`."""
     count = F.col("count")
     digits = F.when(count < ONE_BYTE, 2).otherwise(2 * INT_BYTES)
     value = F.unhex(F.lpad(F.hex(count), digits, F.lit("0")))

@@ -34,7 +34,6 @@ from duetime.queue.circuit_breaker import CircuitBreaker
 
 log = logging.getLogger(__name__)
 
-
 #: The first byte of a value.
 END, START = 0, 1
 

@@ -52,7 +52,11 @@ class ProducerPool:
         self._public.reset()
 
     def holds(self, pooled: Any) -> bool:  # noqa: ANN401 (py4j has no types)
-        """Return whether sinks of a producer's options have this one, and no other."""
+        """Return whether sinks of a producer's options have this one, and no other.
+
+        The pool finds a producer by its properties. A sink has the same: both are made by
+        `sink_options` and Spark's own KafkaSourceProvider.
+        """
         entry = self._pool.getAsMap().get(pooled.cacheKey())
         return bool(entry.isDefined() and entry.get().producer().id() == pooled.id())
 

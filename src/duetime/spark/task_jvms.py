@@ -45,8 +45,8 @@ QUIET_CHECKS, QUIET_INTERVAL_S = 3, 0.1
 #: The keys of an MBean's name, and its numbers.
 Bean = tuple[dict[str, str], dict[str, float]]
 
-#: A request, in JSON: the executor that it is for, properties to set, and flags whose requests are
-#: taken.
+#: The request of an exchange, in JSON: the executor that it is for, properties to set, and flags
+#: whose requests are taken.
 REQUEST_TYPE = "executor string, properties map<string,string>, flags array<string>"
 
 #: The beans of every exchange: Kafka's producers, in all and by topic.

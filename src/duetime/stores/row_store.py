@@ -32,7 +32,6 @@ from duetime.stores import MessageFilter, PendingSlot, Reader, Search, Store, me
 
 log = logging.getLogger(__name__)
 
-
 #: partition, offset, timestamp.
 ORIGIN = struct.Struct(">iqq")
 

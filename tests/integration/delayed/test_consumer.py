@@ -17,7 +17,7 @@ from tests.support.delayed_topics import ONE_AT_A_TIME, PATIENCE_S, DelayedTopic
 from duetime.core import headers as H
 from duetime.core.errors import ConfigError, KafkaError
 from duetime.core.metrics import DELAYED_REMOVED
-from duetime.delayed import DelayedConsumer, redelivery
+from duetime.delayed import DelayedConsumer, group
 from duetime.delayed.consumer import SERVE_S
 from duetime.kafka import producer
 from duetime.kafka.producer import OF_ANY_SIZE
@@ -499,7 +499,7 @@ def test_a_record_too_large_for_a_dead_letter_leaves_its_place(topic, now_ms, mo
 def test_the_next_commit_repeats_a_failed_retry(narrow, monkeypatch):
     topic, retry = narrow, {"delayed_backoff_ms": 50, "enable_auto_commit": False}
     # As if another attempt could change it; here it does.
-    monkeypatch.setattr(redelivery, "PERMANENT", ())
+    monkeypatch.setattr(group, "PERMANENT", ())
     with topic.reader(**retry) as consumer:
         (found,) = read(consumer, 1)
         found.nack()

@@ -1,7 +1,11 @@
-"""The lease under any order of heartbeats, reads, fences and pauses: one holds it at a time.
+"""The lease of three members, whose steps come in many orders: one holds it at a time.
 
-The rules of `Leadership` are real, and each member follows them in the order of the election. A
-member that stands still takes no steps. Each has a clock of its own.
+The rules of `Leadership` are real. Each member goes through the steps of the election in their
+order; it may stand still before each of them, also between the decision to fence and the fence, and
+between the start of a heartbeat and its record. Each has a clock of its own. The election's rest
+after a fence by another is left out, which makes takeovers more frequent.
+
+Late and partial reads are in `tests/simulation/test_leadership.py`.
 """
 
 from dataclasses import dataclass
@@ -45,9 +49,11 @@ class Member:
     #: The epoch of its fence, and its first heartbeat after that.
     epoch: int | None = None
     fenced_at: int = 0
+    is_fencing: bool = False
     is_leading: bool = False
-    #: When its write began, by its clock, and the heartbeat.
+    #: When its write began, by its clock, and the heartbeat; and whether that is in the log.
     writing: tuple[float, Heartbeat] | None = None
+    is_written: bool = False
     #: Until when it sends, by its clock.
     until_s: float = 0.0
 
@@ -58,7 +64,7 @@ class LeaseStates(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now_s, self.log, self.epoch = 1_000.0, [], 0
-        self.members = []
+        self.members, self.is_broken = [], False
 
     @initialize(warm=st.lists(st.booleans(), min_size=3, max_size=3))
     def start(self, warm):
@@ -89,7 +95,8 @@ class LeaseStates(RuleBasedStateMachine):
         return Heartbeat.decode(told.encode())
 
     def step_down(self, member):
-        member.epoch, member.is_leading, member.writing, member.until_s = None, False, None, 0.0
+        member.epoch, member.is_fencing, member.is_leading = None, False, False
+        member.writing, member.is_written, member.until_s = None, False, 0.0
 
     def read(self, member):
         for each in self.log[member.position :]:
@@ -102,10 +109,14 @@ class LeaseStates(RuleBasedStateMachine):
         if not member.is_leading:
             self.log.append(self.heartbeat(member, None))
 
+    def decide(self, member):
+        member.is_fencing = member.epoch is None and member.view.may_fence(self.now(member))
+
     def fence(self, member):
-        if member.epoch is None and member.view.may_fence(self.now(member)):
+        if member.is_fencing:
             self.epoch += 1
-            member.epoch, member.fenced_at = self.epoch, member.number + 1
+            member.is_fencing, member.epoch = False, self.epoch
+            member.fenced_at = member.number + 1
             self.write_as_standby(member)
 
     def begin(self, member):
@@ -114,10 +125,13 @@ class LeaseStates(RuleBasedStateMachine):
             return
         if member.is_leading or member.view.may_lead(member.fenced_at, now_s):
             member.is_leading = True
-            lease_s = member.view.lease_s(now_s)
-            member.writing = now_s, self.heartbeat(member, lease_s)
-            # Others see it before it is committed, and also if it never is.
+            member.writing = now_s, self.heartbeat(member, member.view.lease_s(now_s))
+
+    def append(self, member):
+        """Write the record: others see it before it is committed, and also if it never is."""
+        if member.writing and not member.is_written:
             self.log.append(member.writing[1])
+            member.is_written = True
 
     def commit(self, member):
         if not member.writing:
@@ -125,18 +139,21 @@ class LeaseStates(RuleBasedStateMachine):
         if member.epoch != self.epoch:
             self.step_down(member)
             return
-        (begun_s, told), member.writing = member.writing, None
+        (begun_s, told), member.writing, member.is_written = member.writing, None, False
         member.until_s = begun_s + told.lease_ms / 1_000
 
-    STEPS = (read, write_as_standby, fence, begin, commit)
+    STEPS = (read, write_as_standby, decide, fence, begin, append, commit)
 
     def is_about_to(self, member, step):
-        """Return whether its next step is this one, and makes a difference."""
+        """Return whether its next step is this one, and changes something."""
         if self.STEPS[member.step].__name__ != step:
             return False
         if step == "fence":
-            return member.epoch is None and member.view.may_fence(self.now(member))
-        return bool(member.writing) if step == "commit" else member.epoch is not None
+            return member.is_fencing
+        if step == "begin":
+            view, now_s = member.view, self.now(member)
+            return member.epoch is not None and view.may_lead(member.fenced_at, now_s)
+        return bool(member.writing)
 
     def go_on(self, numbers, steps, until=None):
         """Let these members take so many steps each, or until one is about to take a step."""
@@ -150,20 +167,21 @@ class LeaseStates(RuleBasedStateMachine):
                 member.step = (member.step + 1) % len(self.STEPS)
                 self.one_holds_the_lease_at_a_time()
 
-    @rule(numbers=st.sets(MEMBERS), steps=st.sampled_from([1, 3, 40, 150]))
-    def some_stand_still(self, numbers, steps):
-        self.go_on(numbers, steps)
+    @rule(paused=st.sets(MEMBERS), steps=st.sampled_from([1, 3, 40, 150]))
+    def some_stand_still(self, paused, steps):
+        self.go_on(ALL - paused, steps)
 
     @rule(
-        first=MEMBERS,
-        second=MEMBERS,
-        step=st.sampled_from(["fence", "begin", "commit"]),
-        steps=st.sampled_from([1, 3, 5, 10, 150]),
+        pair=st.permutations(sorted(ALL)),
+        step=st.sampled_from(["fence", "begin", "append", "commit"]),
+        steps=st.sampled_from([1, 3, 7, 14, 150]),
     )
-    def one_stands_still_then_the_other(self, first, second, step, steps):
+    def two_stand_still_in_turns(self, pair, step, steps):
         """The second stops just before a step that the pause of the first made it take."""
-        self.go_on(ALL - {first}, 150, until=(second, step))
+        first, second, _ = pair
+        self.go_on(ALL - {first}, 200, until=(second, step))
         self.go_on(ALL - {second}, steps)
+        self.go_on(ALL - {first}, 40)
 
     @rule(number=MEMBERS)
     def give_the_lead_back(self, number):
@@ -184,21 +202,19 @@ class LeaseStates(RuleBasedStateMachine):
     @invariant()
     def one_holds_the_lease_at_a_time(self):
         held = [each.name for each in self.members if self.now(each) < each.until_s]
-        assert len(held) <= 1, held
+        self.is_broken = len(held) > 1
+        assert not self.is_broken, f"two hold the lease: {held}"
 
     def teardown(self):
         """Without faults, one leads soon."""
-        if self.members:
+        if self.members and not self.is_broken:
             self.go_on(ALL, int(PATIENCE_S / HEARTBEAT_S) * len(self.STEPS))
             assert any(self.now(each) < each.until_s for each in self.members)
 
 
 def run(**options):
-    fixed = {"deadline": None, "derandomize": True, "database": None}
-    steps = {"max_examples": 150, "stateful_step_count": 10}
-    run_state_machine_as_test(
-        LeaseStates, settings=hypothesis_settings(**fixed, **steps, **options)
-    )
+    steps = {"max_examples": 150, "stateful_step_count": 10, "deadline": None}
+    run_state_machine_as_test(LeaseStates, settings=hypothesis_settings(**steps, **options))
 
 
 def test_one_holds_the_lease_at_a_time_and_one_leads_after_the_faults():
@@ -217,6 +233,8 @@ def leads_before_it_has_read_up_to_its_fence(self, _fenced_at, now_s):
     "mutant", [leads_before_the_lease_has_ended, leads_before_it_has_read_up_to_its_fence]
 )
 def test_a_member_that_leads_too_soon_is_caught(mutant):
+    fixed = {"derandomize": True, "database": None}
     first_only = {"phases": [Phase.generate], "report_multiple_bugs": False}
-    with patch.object(Leadership, "may_lead", mutant), pytest.raises(AssertionError):
-        run(**first_only)
+    caught = pytest.raises(AssertionError, match="two hold the lease")
+    with patch.object(Leadership, "may_lead", mutant), caught:
+        run(**fixed, **first_only)

@@ -7,7 +7,7 @@ from tests.support.clocks import SetClock
 
 from duetime.core.metrics import RECOVERY_SECONDS
 from duetime.core.settings import Settings
-from duetime.pipeline.leader import Leader
+from duetime.pipeline.leader import DELETION_INTERVAL_S, Leader
 
 NOTHING = SimpleNamespace(start=int, close=int)
 
@@ -63,3 +63,23 @@ def test_store_that_cannot_be_read_at_start_does_not_stop_the_leader(monkeypatch
     leader.stop()
     assert started == [1, 1]
     assert "could not release overdue messages at start" in caplog.text
+
+
+def test_records_that_a_query_has_read_are_deleted_each_ten_seconds(monkeypatch):
+    deleted, now_s = [], [100.0]
+    monkeypatch.setattr("duetime.pipeline.leader.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("duetime.pipeline.leader.note_batch", lambda *_: None)
+    monkeypatch.setattr(Leader, "_delete_read", lambda _, name, __: deleted.append(name))
+    leader = Leader(LEADS)
+
+    def check(*names):
+        deleted.clear()
+        for each in names:
+            leader._on_healthy(each, None)
+        return deleted
+
+    assert check("lanes") == ["lanes"]
+    now_s[0] += DELETION_INTERVAL_S - 1
+    assert check("lanes", "retries") == ["retries"]
+    now_s[0] += 1
+    assert check("lanes", "retries") == ["lanes"]

@@ -1,1 +1,1 @@
-"""Delivery: the router, delivery errors by topic metadata, isolation, outboxes, transactions."""
+"""Delivery: the router, delivery errors by topic metadata, isolation, relays, transactions."""

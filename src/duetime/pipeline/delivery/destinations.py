@@ -22,7 +22,6 @@ from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
 from duetime.kafka.connection import librdkafka_properties
 from duetime.kafka.descriptions import (
-    MAX_TOPICS,
     REQUEST_TIMEOUT_S,
     TopicSettings,
     TopicSettingsCache,
@@ -58,6 +57,9 @@ FIRST_SETTINGS_S = 3 * REQUEST_TIMEOUT_S
 
 #: How long a cluster counts as reached after a request that it answered, in seconds.
 REACHED_S = 4.0
+
+#: Requests of rows that are served at once.
+MAX_REQUESTS = 500
 
 #: Topics that are looked up between two refreshes: while brokers create them, the lease of
 #: REACHED_S must not run out.
@@ -231,7 +233,7 @@ class TopicMetadataCache:
 
     def _serve_requests(self) -> bool:
         """Look up the topics that rows have requested; return whether there are any."""
-        topics = self._jvms.take_requests(request_name(self._settings))[:MAX_TOPICS]
+        topics = self._jvms.take_requests(request_name(self._settings))[:MAX_REQUESTS]
         for first in range(0, len(topics), MAX_CREATED):
             self.look_up(topics[first : first + MAX_CREATED])
         return bool(topics)

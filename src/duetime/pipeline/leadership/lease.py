@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 #: others, is no reason to fail. After each it checks again, and after the last it raises.
 WAITS_MS = (100, 400, 1_500, 3_000, 5_000, 5_000)
 
-#: Interval in which the timer is set again, in seconds.
+#: Interval in which the watchdog's timer is set again, in seconds.
 INTERVAL_S = 0.1
 
-#: So long before the end, in seconds, no row passes any more, and the producers are checked.
+#: So long before the JVM's end, in seconds, no row passes, and the producers are checked.
 NEAR_S = 0.3
 
 

@@ -97,7 +97,8 @@ class AerospikeStore:
     ) -> Sequence[SpanClaim]:
         """Claim the unclaimed messages whose ids have expired, by name or digest.
 
-        Without what is due at `until_ms` or later. Called for each batch of notifications.
+        Without what is due at `until_ms` (epoch ms) or later. To be called for each batch of
+        notifications.
         """
         known = [
             *names,

@@ -1,4 +1,4 @@
-"""The connection to Aerospike, its sets and bins, and records of the published delay service.
+"""The connection to Aerospike, its sets and bins, the lease table, and the published records.
 
 The sets and bins have the names of that service, shortened where the server requires it: the name
 of a bin has 15 characters at most.
@@ -67,7 +67,12 @@ FAILURE_BIN = "failure"
 #: The server's port where the URL has none.
 DEFAULT_PORT = 3_000
 
+#: The metadata of a record that never expires.
+FOREVER: dict[str, Any] = {"ttl": aerospike.TTL_NEVER_EXPIRE}
+
 Bins = dict[str, Any]
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,10 +246,6 @@ def _bytes(value: Any) -> bytes | None:  # noqa: ANN401 (the client returns byte
     return None if value is None else bytes(value)
 
 
-#: The metadata of a record that never expires.
-FOREVER: dict[str, Any] = {"ttl": aerospike.TTL_NEVER_EXPIRE}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedSpan:
     """Due times from `start_ms` up to, not including, `end_ms`, leased until `until_ms`."""
@@ -310,9 +311,6 @@ class LeaseTable:
         """Return the table without the named spans that the owner holds."""
         removed = self.held(names, owner)
         return replace(self, spans={k: v for k, v in self.spans.items() if k not in removed})
-
-
-_Result = TypeVar("_Result")
 
 
 class LeaseTableRecord:
