@@ -78,6 +78,8 @@ PERMANENT = {
     BrokerError.TOPIC_AUTHORIZATION_FAILED: Reason.NOT_AUTHORISED,
     **dict.fromkeys(TOO_LARGE, Reason.TOO_LARGE_FOR_TOPIC),
     BrokerError.INVALID_RECORD: Reason.REFUSED_BY_BROKER,
+    # Another record of its request was refused: it is written by its retry.
+    BrokerError._INVALID_DIFFERENT_RECORD: Reason.REFUSED_BY_BROKER,  # noqa: SLF001
     BrokerError.INVALID_TIMESTAMP: Reason.REFUSED_BY_BROKER,
     BrokerError.POLICY_VIOLATION: Reason.REFUSED_BY_BROKER,
 }

@@ -132,6 +132,7 @@ def test_topics_are_found_in_the_texts_of_errors(error, topics):
     [
         (KafkaError.INVALID_RECORD, False),
         (KafkaError.INVALID_TIMESTAMP, False),
+        (KafkaError._INVALID_DIFFERENT_RECORD, False),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, False),
         (KafkaError._UNKNOWN_TOPIC, False),
         (KafkaError.REQUEST_TIMED_OUT, True),

@@ -81,9 +81,11 @@ NO_ANSWER = "no answer"
 #: Answers of a broker after which the record may have been written.
 UNKNOWN_OUTCOMES = (BrokerError.REQUEST_TIMED_OUT, BrokerError.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 
-#: Errors of the client for a record that it has never sent.
-NEVER_SENT = (
-    BrokerError._UNKNOWN_TOPIC,  # noqa: SLF001 (their public names)
+#: Errors of the client for a record that it has never sent, or that was in a request with one that
+#: the broker has refused: then none of the request is written (KIP-467).
+NOT_WRITTEN = (
+    BrokerError._INVALID_DIFFERENT_RECORD,  # noqa: SLF001 (their public names)
+    BrokerError._UNKNOWN_TOPIC,  # noqa: SLF001
     BrokerError._UNKNOWN_PARTITION,  # noqa: SLF001
     BrokerError.MSG_SIZE_TOO_LARGE,
 )
@@ -443,7 +445,7 @@ def _drop(client: Producer) -> None:
 def _is_unknown(error: BrokerError) -> bool:
     """Return whether the record may have been written."""
     is_answer = error.code() > 0
-    return error.code() in UNKNOWN_OUTCOMES or not (is_answer or error.code() in NEVER_SENT)
+    return error.code() in UNKNOWN_OUTCOMES or not (is_answer or error.code() in NOT_WRITTEN)
 
 
 def sender_properties(settings: Settings, records: int) -> dict[str, str | int | float | bool]:

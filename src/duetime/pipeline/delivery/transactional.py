@@ -39,7 +39,7 @@ from duetime.kafka.leadership import check_lease
 from duetime.kafka.offsets import OffsetRange, Offsets
 from duetime.kafka.producer import delivery_properties, enqueue
 from duetime.kafka.range_reader import Entry, RangeReader, entry, fetched, headers_of
-from duetime.pipeline.delivery.isolation import NEVER_SENT
+from duetime.pipeline.delivery.isolation import NOT_WRITTEN
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ TIMED_OUT = BrokerError._MSG_TIMED_OUT  # noqa: SLF001 (its public name)
 
 #: Answers that are about a topic or a record, and not about the transaction.
 REFUSALS = PERMANENT_ERRORS.union(
-    NEVER_SENT,
+    NOT_WRITTEN,
     {
         TIMED_OUT,
         BrokerError.UNKNOWN_TOPIC_OR_PART,
