@@ -1,7 +1,7 @@
 """Executors: the JVMs of a Spark cluster that run tasks, and how the driver reaches them.
 
-The driver reaches an executor by an *exchange* each second. It brings what rows read
-there as system properties, and takes back what they have requested, and how their producers fare.
+The driver makes an *exchange* with each executor every second (`task_jvms.Exchange`): it brings
+what rows read there, and takes back what they have requested, and how their producers fare.
 
 A *lease* is an instant of the executor's monotonic clock, which has nothing in common with the
 driver's. An exchange reads it: the executor's clock showed `nano_ns` when the driver's showed at

@@ -51,9 +51,8 @@ class Member:
     fenced_at: int = 0
     is_fencing: bool = False
     is_leading: bool = False
-    #: When its write began, by its clock, and the heartbeat; and whether that is in the log.
+    #: When its write began, by its clock, and the heartbeat; None once that is committed.
     writing: tuple[float, Heartbeat] | None = None
-    is_written: bool = False
     #: Until when it sends, by its clock.
     until_s: float = 0.0
 
@@ -96,7 +95,7 @@ class LeaseStates(RuleBasedStateMachine):
 
     def step_down(self, member):
         member.epoch, member.is_fencing, member.is_leading = None, False, False
-        member.writing, member.is_written, member.until_s = None, False, 0.0
+        member.writing, member.until_s = None, 0.0
 
     def read(self, member):
         for each in self.log[member.position :]:
@@ -121,7 +120,7 @@ class LeaseStates(RuleBasedStateMachine):
 
     def begin(self, member):
         now_s = self.now(member)
-        if member.epoch is None or member.writing:
+        if member.epoch is None:
             return
         if member.is_leading or member.view.may_lead(member.fenced_at, now_s):
             member.is_leading = True
@@ -129,9 +128,8 @@ class LeaseStates(RuleBasedStateMachine):
 
     def append(self, member):
         """Write the record: others see it before it is committed, and also if it never is."""
-        if member.writing and not member.is_written:
+        if member.writing:
             self.log.append(member.writing[1])
-            member.is_written = True
 
     def commit(self, member):
         if not member.writing:
@@ -139,7 +137,7 @@ class LeaseStates(RuleBasedStateMachine):
         if member.epoch != self.epoch:
             self.step_down(member)
             return
-        (begun_s, told), member.writing, member.is_written = member.writing, None, False
+        (begun_s, told), member.writing = member.writing, None
         member.until_s = begun_s + told.lease_ms / 1_000
 
     STEPS = (read, write_as_standby, decide, fence, begin, append, commit)
@@ -156,7 +154,10 @@ class LeaseStates(RuleBasedStateMachine):
         return bool(member.writing)
 
     def go_on(self, numbers, steps, until=None):
-        """Let these members take so many steps each, or until one is about to take a step."""
+        """Run the next steps of these members.
+
+        `until` ends them early: a member, and a step that it is about to take.
+        """
         for _ in range(steps):
             self.now_s += HEARTBEAT_S / len(self.STEPS)
             for number in sorted(numbers):

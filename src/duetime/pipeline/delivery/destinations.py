@@ -21,11 +21,7 @@ from duetime.core.errors import KafkaError, Reason
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
 from duetime.kafka.connection import librdkafka_properties
-from duetime.kafka.descriptions import (
-    REQUEST_TIMEOUT_S,
-    TopicSettings,
-    TopicSettingsCache,
-)
+from duetime.kafka.descriptions import REQUEST_TIMEOUT_S, TopicSettings, TopicSettingsCache
 from duetime.pipeline.delivery.delivery_errors import (
     BATCH_BYTES,
     COMPACTED,

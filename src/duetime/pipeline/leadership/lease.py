@@ -29,7 +29,6 @@ from pyspark.sql import functions as F
 from duetime.core.settings import Settings
 from duetime.core.threads import PeriodicThread
 from duetime.spark import catalyst
-from duetime.spark.catalyst import java_array
 from duetime.spark.session import DEFAULT_LEASE, HELD, JVM_ERRORS, STARTED_BEFORE, jvm
 
 log = logging.getLogger(__name__)
@@ -159,12 +158,14 @@ class PosixTimer:
         event.clear()
         event.setInt(self.SIGEV_SIGNO, int(SIGKILL))
         place = self._jna.Memory(self.POINTER_BYTES)
-        _call(self._function("timer_create"), java_array(self.CLOCK_MONOTONIC, event, place))
+        _call(
+            self._function("timer_create"), catalyst.java_array(self.CLOCK_MONOTONIC, event, place)
+        )
         self._when = self._jna.Memory(self.ITIMERSPEC_BYTES)
         self._when.clear()
         # Looked up once: it is called ten times a second.
         self._settime = self._function("timer_settime")
-        self._given = java_array(place.getPointer(0), self.TIMER_ABSTIME, self._when, None)
+        self._given = catalyst.java_array(place.getPointer(0), self.TIMER_ABSTIME, self._when, None)
 
     def set(self, instant_s: float) -> None:
         """Fire at an instant of the monotonic clock, in seconds; 0 is never."""
